@@ -1,0 +1,46 @@
+"""The errors of fp4rt. Each message says what failed, what was wanted, what was got and what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailable",
+    "CheckpointError",
+    "CompileError",
+    "DeviceError",
+    "DtypeError",
+    "Fp4rtError",
+    "LayoutError",
+    "ShapeError",
+]
+
+
+class Fp4rtError(Exception):
+    """Base of every error that fp4rt raises on purpose."""
+
+
+class ShapeError(Fp4rtError, ValueError):
+    """A shape, stride, extent or size does not fit."""
+
+
+class DtypeError(Fp4rtError, TypeError):
+    """A dtype is not one of the accepted ones; nothing is ever cast silently."""
+
+
+class LayoutError(Fp4rtError, ValueError):
+    """A scale layout is unknown, or not the one that the call needs."""
+
+
+class DeviceError(Fp4rtError, ValueError):
+    """Arrays live on devices that cannot meet; nothing is ever moved silently."""
+
+
+class CheckpointError(Fp4rtError, ValueError):
+    """A file is broken, ambiguous, incomplete or breaks an invariant."""
+
+
+class BackendUnavailable(Fp4rtError, RuntimeError):
+    """The backend that the arrays call for cannot run here; the message says why."""
+
+
+class CompileError(Fp4rtError, RuntimeError):
+    """A kernel could not be compiled or loaded for the device."""
