@@ -1,0 +1,26 @@
+"""Skips the tests marked ``gpu`` where no CUDA device is usable, and says why."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def _why_no_gpu() -> str | None:
+    """Why no CUDA device is usable here, or None where one is."""
+    try:
+        import cupy
+    except ImportError as error:
+        return f"needs a CUDA device: cupy is not importable ({error})"
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"needs a CUDA device: {error}"
+    return None if count else "needs a CUDA device: the driver lists none"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    reason = _why_no_gpu() if gpu_items else None
+    if reason is not None:
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason=reason))
