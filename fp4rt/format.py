@@ -84,7 +84,7 @@ class FloatFormat:
         return table
 
 
-# code 0b0'00'0 0.0   0b0'00'1 0.5   0b0'01'0 1.0   0b0'01'1 1.5   0b0'10'0 2.0   0b0'10'1 3.0   0b0'11'0 4.0   0b0'11'1 6.0
+# 0b0'00'0 0.0   0b0'00'1 0.5   0b0'01'0 1.0   0b0'01'1 1.5   0b0'10'0 2.0   0b0'10'1 3.0   0b0'11'0 4.0   0b0'11'1 6.0
 E2M1 = FloatFormat("e2m1", exponent_bits=2, mantissa_bits=1, bias=1)
 # 0b0'0000'001 2^-9   0b0'0001'000 2^-6   0b0'0111'000 1.0   0b0'1111'110 448   0b0'1111'111 NaN; no infinity
 E4M3 = FloatFormat("e4m3", exponent_bits=4, mantissa_bits=3, bias=7, nan_codes=(0x7F,))

@@ -1,7 +1,7 @@
 """Where the CUDA sources are: beside the package in a checkout, inside it in an installed wheel.
 
 ``kernels_src/`` stands beside ``fp4rt/`` in the repository and in the sdist (so an editable install finds it there);
-the wheel carries it as ``fp4rt/kernels_src/``. Names are relative to it, with forward slashes: ``"kernels/quantize.cu"``.
+the wheel carries it as ``fp4rt/kernels_src/``. Names are relative to it: ``"kernels/quantize.cu"``.
 """
 
 from __future__ import annotations
