@@ -1,0 +1,61 @@
+"""Kernel arguments: one struct, declared once in CUDA, read from there by Python.
+
+A kernel takes one struct by value. Its header declares it in plain C, one member a line::
+
+    struct QuantizeArguments {
+        const u8* x;      // (m, n)
+        i64 row_stride;   // bytes
+        u32 m;
+    };
+
+``argument_struct("kernels/quantize.cuh", "QuantizeArguments").pack(pointer, stride, m)`` gives its bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from functools import cache
+
+from fp4rt.errors import CompileError
+from fp4rt.sources import read_source
+
+__all__ = ["ArgumentStruct", "argument_struct"]
+
+_CODES = {"u8": "B", "u16": "H", "u32": "I", "i32": "i", "u64": "Q", "i64": "q", "float": "f"}
+_MEMBER = re.compile(r"^\s*(?:const\s+)?(?P<type>\w+)\s*(?P<pointer>\*?)\s*(?P<name>\w+)\s*;", re.MULTILINE)
+
+
+class ArgumentStruct:
+    """The members of one argument struct, in order, and their packing with C's native alignment."""
+
+    __slots__ = ("fields", "name", "nbytes", "pack")
+
+    def __init__(self, name: str, members: list[tuple[str, str]]) -> None:
+        packer = struct.Struct("@" + "".join(code for _, code in members) + "0Q")  # 0Q: the size C's sizeof gives
+        self.name = name
+        self.fields = tuple(field for field, _ in members)
+        self.nbytes = packer.size
+        self.pack = packer.pack  # values in the order of ``fields``; pointers are integers
+
+
+@cache
+def argument_struct(header: str, name: str) -> ArgumentStruct:
+    """Read ``struct name`` from a header under ``kernels_src``.
+
+    Raises:
+        CompileError: the header has no such struct, or a member's type is not a pointer, an integer or a float.
+    """
+    text = re.sub(r"//[^\n]*", "", read_source(header))
+    body = re.search(rf"struct\s+{name}\s*\{{(.*?)\}}\s*;", text, re.DOTALL)
+    if body is None:
+        raise CompileError(f"{header} declares no struct {name}")
+    members = []
+    for member in _MEMBER.finditer(body.group(1)):
+        code = "P" if member["pointer"] else _CODES.get(member["type"])
+        if code is None:
+            raise CompileError(
+                f"{header}: {name}.{member['name']} has type {member['type']}; wanted one of {', '.join(_CODES)}"
+            )
+        members.append((member["name"], code))
+    return ArgumentStruct(name, members)

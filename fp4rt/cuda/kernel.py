@@ -1,0 +1,168 @@
+"""From (source, entry, defines, device) to a launch.
+
+Images are loaded with ``cupy.cuda.function.Module.load``, from memory: ``cupy.RawModule(path=...)`` would need the
+image as a file, which an unusable cache folder does not have, and would load it on whichever device is current at its
+first use. A launch goes straight to ``cuLaunchKernel`` through CuPy's driver binding with a plain stream handle, so a
+stream of any library costs nothing to pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from fp4rt.cuda.arch import Target, choose_target
+from fp4rt.cuda.cache import cached_compile
+from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
+from fp4rt.errors import BackendUnavailable, CompileError
+
+__all__ = ["Kernel", "device_attribute", "device_target", "get_kernel"]
+
+# CUdevice_attribute and CUfunction_attribute values of the driver API
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_MAX_DYNAMIC_SHARED_BYTES = 8
+_OneArgument = ctypes.c_char_p * 1  # holds the address of a bytes object's content, and the object
+
+Extent = tuple[int, int, int]
+
+
+@cache
+def _cuda() -> tuple[Any, Any, Any]:
+    try:
+        from cupy.cuda import driver, function, runtime
+    except (ImportError, OSError) as error:
+        raise BackendUnavailable(
+            f"the CUDA backend needs CuPy: {error}; pip install 'fp4rt[cuda12]' or 'fp4rt[cuda13]'"
+        ) from error
+    return driver, runtime, function.Module
+
+
+@cache
+def device_attribute(attribute: int, device: int) -> int:
+    """A ``cudaDeviceAttr`` value, such as 16 for the number of multiprocessors."""
+    value: int = _cuda()[1].deviceGetAttribute(attribute, device)
+    return value
+
+
+@cache
+def device_target(device: int) -> Target:
+    """What to compile for on ``device``.
+
+    Raises:
+        BackendUnavailable: the device is too old or too new for this NVRTC.
+    """
+    capability = device_attribute(_CAPABILITY_MAJOR, device), device_attribute(_CAPABILITY_MINOR, device)
+    return choose_target(capability, supported_archs(), nvrtc_version())
+
+
+class _CurrentDevice:
+    """Makes ``device`` the thread's current one for a ``with`` block, and restores the one before."""
+
+    __slots__ = ("_before", "_device")
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        runtime = _cuda()[1]
+        self._before = runtime.getDevice()
+        runtime.setDevice(self._device)  # also gives a thread that has no context yet the device's
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._device:
+            _cuda()[1].setDevice(self._before)
+
+
+class Kernel:
+    """One entry of one module on one device. Thread-safe: nothing in it changes after construction."""
+
+    __slots__ = ("_entered", "_function", "_get_device", "_launch", "_module", "device", "name", "shared_bytes")
+
+    def __init__(self, image: bytes, entry: str, name: str, device: int, shared_bytes: int) -> None:
+        driver, runtime, module_type = _cuda()
+        self.name, self.device, self.shared_bytes = name, device, shared_bytes
+        self._launch, self._get_device = driver.launchKernel, runtime.getDevice
+        self._entered = threading.local()  # has .yes in a thread that has a context
+        with _CurrentDevice(device):
+            try:
+                self._module = module_type()
+                self._module.load(image)
+                self._function = self._module.get_function(entry).ptr
+                if shared_bytes:
+                    driver.funcSetAttribute(self._function, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+            except Exception as error:
+                raise CompileError(
+                    f"{name} does not load on cuda:{device} ({device_target(device).name}): {error}"
+                ) from error
+
+    def launch(self, grid: Extent, block: Extent, args: bytes | np.void, stream: int) -> None:
+        """Launch with one argument struct by value.
+
+        Args:
+            grid: blocks along x, y, z.
+            block: threads along x, y, z.
+            args: the struct's bytes, from ``ArgumentStruct.pack`` or as one NumPy void scalar.
+            stream: a handle of the kernel's device; 0 is the legacy default stream.
+
+        Raises:
+            BackendUnavailable: the driver refused the launch, or an earlier kernel left an error.
+        """
+        params = _OneArgument(args if type(args) is bytes else bytes(args))
+        if self._get_device() == self.device and getattr(self._entered, "yes", False):
+            self._call(grid, block, params, stream)
+        else:
+            with _CurrentDevice(self.device):
+                self._entered.yes = True
+                self._call(grid, block, params, stream)
+
+    def _call(self, grid: Extent, block: Extent, params: Any, stream: int) -> None:
+        try:
+            self._launch(self._function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
+        except Exception as error:
+            raise BackendUnavailable(
+                f"launch of {self.name} on cuda:{self.device} failed: {error} "
+                f"(grid {grid}, block {block}, {self.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
+            ) from error
+
+
+_kernels: dict[tuple[Any, ...], Kernel] = {}  # guarded by _lock, read without
+_building: dict[tuple[Any, ...], threading.Lock] = {}  # guarded by _lock
+_lock = threading.Lock()
+
+
+def get_kernel(
+    source: str, entry: str, defines: Defines, device: int, *, shared_bytes: int = 0, fmad: bool = False
+) -> Kernel:
+    """The kernel, compiled (or read from the disk cache) and loaded at its first use in the process.
+
+    Args:
+        source: name under ``kernels_src``, such as ``"kernels/quantize.cu"``.
+        entry: name of the ``extern "C"`` function.
+        defines: macros of the compilation.
+        device: CUDA device index.
+        shared_bytes: dynamic shared memory of each launch.
+        fmad: let the compiler contract a * b + c.
+
+    Raises:
+        CompileError: the source does not compile, or the image does not load.
+        BackendUnavailable: CuPy, NVRTC or a usable device is missing.
+    """
+    key = (source, entry, tuple(sorted(defines.items())), device, shared_bytes, fmad)
+    found = _kernels.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        building = _building.setdefault(key, threading.Lock())
+    with building:  # two threads that ask for one kernel compile it once; other kernels compile meanwhile
+        if key not in _kernels:
+            target = device_target(device)
+            compiled = cached_compile(source, defines, target.name, fmad=fmad)
+            name = f"{entry} of {source} [{', '.join(f'{k}={v}' for k, v in sorted(defines.items()))}]"
+            kernel = Kernel(compiled.image, entry, name, device, shared_bytes)
+            with _lock:
+                _kernels[key] = kernel
+    return _kernels[key]
