@@ -1,4 +1,4 @@
-"""Skips the tests marked ``gpu`` where no CUDA device is usable, and says why."""
+"""Skips the tests marked ``gpu`` where no CUDA device is usable, and says why; ``--require-gpu`` fails instead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ def _why_no_gpu() -> str | None:
     return None if count else "needs a CUDA device: the driver lists none"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail where no CUDA device is usable")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    reason = _why_no_gpu() if gpu_items else None
-    if reason is not None:
-        for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    required = config.getoption("--require-gpu")
+    reason = _why_no_gpu() if gpu_items or required else None
+    if reason is None:
+        return
+    if required:
+        raise pytest.UsageError(reason)
+    for item in gpu_items:
+        item.add_marker(pytest.mark.skip(reason=reason))

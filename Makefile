@@ -1,0 +1,55 @@
+# Everything runs in an environment that make itself creates in $(VENV); only python3 (>= 3.10) is assumed.
+# To run in an interpreter that has everything already, name it: make test-gpu PY=python3
+PYTHON ?= python3
+VENV   ?= .venv
+
+ifdef PY
+environment = @:
+else
+PY := $(VENV)/bin/python
+environment = @$(PYTHON) tools/environment.py $(1) --venv $(VENV)
+endif
+
+.PHONY: help demo test test-gpu bench tables lint format clean
+
+help:
+	@echo "make demo      quantize a real sentence encoder and compare its embeddings (GPU if usable, else CPU)"
+	@echo "make test      every test that this machine can run; kernels are compiled even without a GPU"
+	@echo "make test-gpu  only the tests that need a CUDA device; fails without one"
+	@echo "make bench     measure on this machine, one JSON row a case, into bench/results/"
+	@echo "make tables    rewrite the README's performance tables from bench/results/"
+	@echo "make lint      ruff and mypy"
+
+demo:
+	$(call environment,demo)
+	$(PY) -m examples.minilm
+
+test:
+	$(call environment,test)
+	$(PY) -m pytest
+
+test-gpu:
+	$(call environment,test)
+	$(PY) -m pytest -m gpu --require-gpu
+
+bench:
+	$(call environment,bench)
+	$(PY) -m bench
+
+tables:
+	$(call environment,bench)
+	$(PY) -m bench.make_tables
+
+lint:
+	$(call environment,test)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format:
+	$(call environment,test)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean:
+	rm -rf $(VENV) $(VENV)-install.log out build dist
