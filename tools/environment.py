@@ -32,7 +32,7 @@ class EnvironmentProblem(Exception):
 
 @dataclass(frozen=True)
 class Profile:
-    """What one purpose needs. ``cuda_prefix`` goes before the CUDA extra's name; ``cuda_default`` is taken on no GPU."""
+    """What one purpose needs; ``cuda_prefix`` precedes the CUDA extra's name, ``cuda_default`` is for no GPU."""
 
     extras: tuple[str, ...]
     cuda_prefix: str = ""
