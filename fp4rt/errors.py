@@ -10,6 +10,7 @@ __all__ = [
     "DtypeError",
     "Fp4rtError",
     "LayoutError",
+    "ScaleError",
     "ShapeError",
 ]
 
@@ -28,6 +29,10 @@ class DtypeError(Fp4rtError, TypeError):
 
 class LayoutError(Fp4rtError, ValueError):
     """A scale layout is unknown, or not the one that the call needs."""
+
+
+class ScaleError(Fp4rtError, ValueError):
+    """A global scale is not finite and positive."""
 
 
 class DeviceError(Fp4rtError, ValueError):

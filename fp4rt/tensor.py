@@ -1,0 +1,221 @@
+"""``QuantizedTensor``: codes, block scales and global scale of one matrix, and how they lie."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fp4rt import interop
+from fp4rt.backend import QuantizedViews
+from fp4rt.errors import DtypeError, ShapeError
+from fp4rt.format import BLOCK
+from fp4rt.layout import block_columns, data_shape, get_layout, round_up
+
+if TYPE_CHECKING:
+    from fp4rt.interop import ArrayView
+
+__all__ = ["DATA_DTYPES", "SCALE_DTYPES", "QuantizedTensor", "check_matrix_shape", "check_padded_n"]
+
+# Bytes are reinterpreted, never converted: a float8 array is taken for its bytes.
+DATA_DTYPES = ("uint8", "int8", "float4_e2m1fn_x2")
+SCALE_DTYPES = ("uint8", "int8", "float8_e4m3fn")
+
+
+class QuantizedTensor:
+    """An NVFP4 matrix (m, n), frozen.
+
+    Attributes:
+        data: uint8 (m, padded_n / 2), two e2m1 codes a byte, the even column in the low nibble.
+        scales: uint8, one e4m3 byte a block of 16 columns, in the shape that ``layout`` gives.
+        global_scale: fp32 (1,), the encode scale: value = code * scale / global_scale.
+        shape: (m, n).
+        layout: "linear", "128x4" or "8x4".
+        padded_n: columns in memory, a multiple of 16.
+    """
+
+    __slots__ = ("__weakref__", "data", "global_scale", "layout", "padded_n", "scales", "shape")
+
+    data: Any
+    scales: Any
+    global_scale: Any
+    shape: tuple[int, int]
+    layout: str
+    padded_n: int
+
+    def __init__(
+        self,
+        data: Any,
+        scales: Any,
+        global_scale: Any,
+        shape: tuple[int, int],
+        layout: str,
+        padded_n: int | None = None,
+    ) -> None:
+        """Wrap arrays that exist already; nothing is copied or converted.
+
+        Args:
+            data: uint8, int8 or float4_e2m1fn_x2 (m, padded_n / 2), C-contiguous.
+            scales: uint8, int8 or float8_e4m3fn in the layout's shape, C-contiguous.
+            global_scale: fp32, one element.
+            shape: (m, n).
+            layout: a scale layout's name.
+            padded_n: columns in memory; n where it is None.
+
+        Raises:
+            ShapeError: sizes do not agree, or an array is not C-contiguous.
+            DtypeError: an array has another dtype.
+            LayoutError: the layout is unknown.
+            DeviceError: the arrays live on different devices.
+        """
+        m, n = check_matrix_shape(shape, "QuantizedTensor needs shape")
+        padded_n = check_padded_n("QuantizedTensor", (m, n), padded_n, "shape")
+        known = get_layout(layout)
+        views = (interop.view(data, "data"), interop.view(scales, "scales"), interop.view(global_scale, "global_scale"))
+        interop.same_device(*views)
+        _check_bytes("data", views[0], DATA_DTYPES, data_shape(m, padded_n))
+        _check_bytes("scales", views[1], SCALE_DTYPES, known.shape(m, block_columns(padded_n)))
+        _check_one_float("global_scale", views[2])
+        _set(self, "data", _as_uint8(data, views[0]))
+        _set(self, "scales", _as_uint8(scales, views[1]))
+        _set(self, "global_scale", global_scale if views[2].shape == (1,) else global_scale.reshape(1))
+        _set(self, "shape", (m, n))
+        _set(self, "layout", known.name)
+        _set(self, "padded_n", padded_n)
+
+    @classmethod
+    def trusted(
+        cls, data: Any, scales: Any, global_scale: Any, shape: tuple[int, int], layout: str, padded_n: int
+    ) -> QuantizedTensor:
+        """The same without any check: for a backend that made the arrays itself."""
+        self = object.__new__(cls)
+        _set(self, "data", data)
+        _set(self, "scales", scales)
+        _set(self, "global_scale", global_scale)
+        _set(self, "shape", shape)
+        _set(self, "layout", layout)
+        _set(self, "padded_n", padded_n)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"QuantizedTensor is frozen; make a new one instead of setting {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"QuantizedTensor is frozen; {name!r} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arguments = (self.data, self.scales, self.global_scale, self.shape, self.layout, self.padded_n)
+        return QuantizedTensor.trusted, arguments
+
+    def __repr__(self) -> str:
+        padding = f", padded_n={self.padded_n}" if self.padded_n != self.shape[1] else ""
+        return f"QuantizedTensor(shape={self.shape}, layout={self.layout!r}{padding}, {type(self.data).__module__})"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data, scales (padding included) and global scale."""
+        m, _ = self.shape
+        rows, row_bytes = data_shape(m, self.padded_n)
+        return rows * row_bytes + get_layout(self.layout).nbytes(m, block_columns(self.padded_n)) + 4
+
+    def views(self, stream: Any = None) -> QuantizedViews:
+        """The arrays as backends take them."""
+        return QuantizedViews(
+            interop.view(self.data, "data", stream),
+            interop.view(self.scales, "scales", stream),
+            interop.view(self.global_scale, "global_scale", stream),
+            self.shape,
+            get_layout(self.layout),
+            self.padded_n,
+        )
+
+    def dequantize(self, dtype: Any = "float32", *, out: Any = None, stream: Any = None) -> Any:
+        """(m, n) array in ``dtype``: see :func:`fp4rt.dequantize`."""
+        from fp4rt import api  # the one upward import: methods are spellings of the public functions
+
+        return api.dequantize(self, dtype, out=out, stream=stream)
+
+    def relayout(self, layout: str, *, out: QuantizedTensor | None = None, stream: Any = None) -> QuantizedTensor:
+        """The same tensor with its scales in ``layout``: see :func:`fp4rt.relayout`."""
+        from fp4rt import api
+
+        return api.relayout(self, layout, out=out, stream=stream)
+
+
+_set = object.__setattr__
+
+
+def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:
+    """(m, n) as integers; ``what`` opens the error, e.g. "quantize needs x".
+
+    Raises:
+        ShapeError: not two extents, m negative, or no columns.
+    """
+    shape = tuple(shape)
+    if len(shape) != 2:
+        raise ShapeError(f"{what} with 2 dimensions (m, n), got shape {shape}; reshape it to two dimensions")
+    m, n = int(shape[0]), int(shape[1])
+    if m < 0 or n <= 0:
+        raise ShapeError(f"{what} with m >= 0 rows and n >= 1 columns, got shape {shape}; there is nothing to scale")
+    return m, n
+
+
+def check_padded_n(function: str, shape: tuple[int, int], padded_n: Any, name: str = "x.shape") -> int:
+    """The number of columns in memory for a matrix of ``shape``.
+
+    Raises:
+        ShapeError: n is not a multiple of 16 and there is no ``padded_n``, or ``padded_n`` does not fit.
+    """
+    n = shape[1]
+    if padded_n is None:
+        if n % BLOCK:
+            raise ShapeError(
+                f"{function} needs n divisible by {BLOCK}, got {name} = {shape}; pass padded_n={round_up(n, BLOCK)}"
+            )
+        return n
+    try:
+        padded = padded_n.__index__()
+    except AttributeError:
+        raise DtypeError(f"{function} needs padded_n as an integer, got {padded_n!r}") from None
+    if padded % BLOCK or padded < n:
+        fitting = round_up(max(padded, n), BLOCK)
+        raise ShapeError(
+            f"{function} needs padded_n divisible by {BLOCK} and not below n = {n}, got padded_n = {padded} with "
+            f"{name} = {shape}; pass padded_n={fitting}"
+        )
+    return int(padded)
+
+
+def _as_uint8(array: Any, view: ArrayView) -> Any:
+    """The same memory as uint8, in the array's own library."""
+    if view.dtype == "uint8":
+        return array
+    if view.device.kind == "cpu":
+        return interop.from_host(view.bits(), view.library)
+    return array.view(sys.modules["torch"].uint8 if view.library == "torch" else "uint8")
+
+
+def _check_bytes(name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tuple[int, int]) -> None:
+    if view.dtype not in dtypes:
+        raise DtypeError(
+            f"QuantizedTensor needs {name} as one of {', '.join(dtypes)}, got {view.dtype}; "
+            "bytes are reinterpreted, never converted"
+        )
+    if tuple(view.shape) != shape:
+        raise ShapeError(f"QuantizedTensor needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it")
+    if not view.contiguous:
+        raise ShapeError(
+            f"QuantizedTensor needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
+            "pass a contiguous copy"
+        )
+
+
+def _check_one_float(name: str, view: ArrayView) -> None:
+    if view.dtype != "float32":
+        raise DtypeError(f"QuantizedTensor needs {name} as float32, got {view.dtype}")
+    elements = 1
+    for extent in view.shape:
+        elements *= extent
+    if elements != 1:
+        raise ShapeError(f"QuantizedTensor needs {name} with one element, got shape {tuple(view.shape)}")
+
+
