@@ -1,0 +1,28 @@
+"""Arrays of any library in, arrays of the same library out; no copy, no import of the library.
+
+::
+
+    user's array --view--> ArrayView (pointer, shape, strides, dtype, device) --> a backend
+    a backend's memory --from_host, from_device--> array in the user's library
+"""
+
+from __future__ import annotations
+
+from fp4rt.device import CPU, Device
+from fp4rt.interop.arrays import ArrayView, same_device, view
+from fp4rt.interop.results import as_uint8, from_device, from_host
+from fp4rt.interop.streams import hold, order, stream_handle
+
+__all__ = [
+    "CPU",
+    "ArrayView",
+    "Device",
+    "as_uint8",
+    "from_device",
+    "from_host",
+    "hold",
+    "order",
+    "same_device",
+    "stream_handle",
+    "view",
+]
