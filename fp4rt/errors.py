@@ -10,6 +10,7 @@ __all__ = [
     "DtypeError",
     "Fp4rtError",
     "LayoutError",
+    "OutOfMemoryError",
     "ScaleError",
     "ShapeError",
 ]
@@ -49,3 +50,7 @@ class BackendUnavailable(Fp4rtError, RuntimeError):
 
 class CompileError(Fp4rtError, RuntimeError):
     """A kernel could not be compiled or loaded for the device."""
+
+
+class OutOfMemoryError(Fp4rtError, MemoryError):
+    """A pool has no memory for a request; the message says what is in use and what to do."""

@@ -1,0 +1,57 @@
+"""Memory whose padding is known: :class:`PaddedPool`, :class:`Buffer`, :class:`PaddingTag`.
+
+    with fp4rt.use_pool(fp4rt.PaddedPool(fill="poison")) as pool:
+        q = fp4rt.quantize(x)
+    pool.stats()
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from types import TracebackType
+
+from fp4rt.pool.buffer import Buffer
+from fp4rt.pool.padded import FILLS, POISON_BYTE, Fill, PaddedPool
+from fp4rt.pool.stats import PoolStats
+from fp4rt.pool.tag import PaddingTag, Writer
+from fp4rt.pool.upstream import HostUpstream, Upstream, register_upstream
+
+__all__ = [
+    "FILLS",
+    "POISON_BYTE",
+    "Buffer",
+    "Fill",
+    "HostUpstream",
+    "PaddedPool",
+    "PaddingTag",
+    "PoolStats",
+    "Upstream",
+    "Writer",
+    "current_pool",
+    "register_upstream",
+    "use_pool",
+]
+
+_current: ContextVar[PaddedPool] = ContextVar("fp4rt_pool", default=PaddedPool())  # noqa: B039  one pool for everybody
+
+
+def current_pool() -> PaddedPool:
+    """The pool that calls of this thread (or task) allocate from: the innermost ``use_pool``, else one common pool."""
+    return _current.get()
+
+
+class use_pool:  # noqa: N801  a context manager, spelt as a function
+    """``with use_pool(pool):`` every allocation inside comes from ``pool``. New threads start with the common pool."""
+
+    def __init__(self, pool: PaddedPool) -> None:
+        self.pool = pool
+        self._tokens: list[Token[PaddedPool]] = []
+
+    def __enter__(self) -> PaddedPool:
+        self._tokens.append(_current.set(self.pool))
+        return self.pool
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.reset(self._tokens.pop())

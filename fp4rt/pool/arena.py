@@ -1,0 +1,52 @@
+"""The free blocks of one stream of one device, by size class."""
+
+from __future__ import annotations
+
+from fp4rt.device import Device
+from fp4rt.pool.buffer import Block
+from fp4rt.pool.upstream import Upstream
+
+__all__ = ["Arena", "size_class"]
+
+SMALLEST_CLASS = 512  # bytes; also CuPy's and PyTorch's unit, and more than any vector load or tensor-core tile needs
+CLASS_BITS = 3  # classes between one power of two and the next: 2**3, so at most 1/8 of a block is unused
+
+
+def size_class(nbytes: int) -> int:
+    """Smallest block size that holds ``nbytes``: multiples of 512 up to 8 KiB, then eight sizes per power of two.
+
+    9,000 bytes: 2^13 < 9,000 <= 2^14, the step is 2^13 / 8 = 1,024, the class 9,216.
+    """
+    if nbytes <= SMALLEST_CLASS:
+        return SMALLEST_CLASS
+    last = nbytes - 1
+    shift = last.bit_length() - 1 - CLASS_BITS
+    if shift < 9:  # log2(SMALLEST_CLASS)
+        shift = 9
+    return ((last >> shift) + 1) << shift
+
+
+class Arena:
+    """Free blocks whose last work is in the order of one stream; any of them may be used on that stream at once."""
+
+    __slots__ = ("capture_id", "captured", "device", "free", "shareable", "stream", "upstream")
+
+    def __init__(self, upstream: Upstream, device: Device, stream: int, shareable: bool) -> None:
+        self.upstream = upstream
+        self.device = device
+        self.stream = stream
+        self.shareable = shareable  # whether an event can be recorded on the stream from any thread
+        self.free: dict[int, list[Block]] = {}
+        self.captured: dict[tuple[int, int], list[Block]] = {}  # (capture, size) -> blocks that a graph uses
+        self.capture_id = upstream.capture_id if upstream.has_streams else None
+
+    def put(self, block: Block) -> None:
+        """Takes a block back."""
+        if block.capture:
+            self.captured.setdefault((block.capture, block.size), []).append(block)
+        else:
+            self.free.setdefault(block.size, []).append(block)
+
+    def blocks(self) -> list[Block]:
+        """Every free block, largest first."""
+        return [block for size in sorted(self.free, reverse=True) for block in self.free[size]]

@@ -1,0 +1,129 @@
+"""A block of memory that a pool holds, and the reference to it that a user holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fp4rt.device import Device
+from fp4rt.errors import DeviceError, ShapeError
+from fp4rt.pool.tag import PaddingTag
+from fp4rt.pool.upstream import host_bytes
+
+if TYPE_CHECKING:
+    from fp4rt.pool.arena import Arena
+    from fp4rt.pool.padded import PaddedPool
+
+__all__ = ["Block", "Buffer"]
+
+
+class Block:
+    """One piece of upstream memory. Changed only by the pool, under its lock, except where a comment says so."""
+
+    __slots__ = (
+        "arena",
+        "capture",
+        "events",
+        "handle",
+        "origin",
+        "pointer",
+        "size",
+        "zero_padding",
+    )
+
+    def __init__(self, pointer: int, size: int, handle: Any, arena: Arena) -> None:
+        self.pointer = pointer
+        self.size = size
+        self.handle = handle
+        self.arena = arena  # the stream whose order protects the block's next use
+        self.origin = arena  # the stream that upstream knows it by
+        self.capture = 0  # the graph capture that it belongs to
+        # Events of other streams that used it, set by Buffer.used_on while the buffer lives, waited for at the next use.
+        self.events: list[Any] | None = None
+        # (tag, nbytes) whose padding is zero in this memory, or None. Dropped, by one store, whenever an address goes
+        # out to somebody who has not promised to keep the padding.
+        self.zero_padding: tuple[PaddingTag, int] | None = None
+
+
+class Buffer:
+    """Memory of a pool. It returns to the pool when the last reference to the buffer dies.
+
+    Arrays made of it must hold a reference to it: then a block is never reused while any view of it lives, exported
+    over DLPack or not. Nobody closes a buffer by hand, so nobody can close it too early.
+    """
+
+    __slots__ = ("__weakref__", "_block", "_pool", "nbytes", "tag")
+
+    nbytes: int
+    tag: PaddingTag | None
+
+    def __init__(self, pool: PaddedPool, block: Block, nbytes: int, tag: PaddingTag | None) -> None:
+        self._pool = pool
+        self._block = block
+        self.nbytes = nbytes
+        self.tag = tag
+
+    def __del__(self) -> None:
+        # Runs wherever the last reference dies: in any thread, in the garbage collector, inside the pool's own lock.
+        # So it takes no lock: a deque's append is atomic, with the interpreter lock and without it.
+        try:
+            self._pool._returned.append(self._block)
+        except AttributeError:  # never fully made
+            pass
+
+    @property
+    def device(self) -> Device:
+        """Where the memory is."""
+        return self._block.arena.device
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream in whose order the memory may be used."""
+        return self._block.arena.stream
+
+    @property
+    def pointer(self) -> int:
+        """Address, for any use. Whoever asks may write the padding, so the pool forgets that it was zero."""
+        block = self._block
+        block.zero_padding = None
+        return block.pointer
+
+    @property
+    def contract_pointer(self) -> int:
+        """Address, for a kernel that keeps the tag's promise and hands the address to nobody.
+
+        The pool goes on knowing that the padding is zero. Only for memory that is never given to the user.
+        """
+        return self._block.pointer
+
+    def used_on(self, stream: int) -> None:
+        """Tells the pool that work on another stream, queued up to now, uses the memory.
+
+        The memory's next user waits for that work. Needed only where the other stream's work is not ordered before
+        later work of :attr:`stream` in another way.
+        """
+        self._pool._record_use(self._block, stream)
+
+    def numpy(self, shape: tuple[int, ...], dtype: DTypeLike = np.uint8) -> np.ndarray:
+        """Array over host memory; the buffer lives as long as the array and its views.
+
+        Args:
+            shape: extent in elements; it must fit.
+            dtype: any NumPy dtype, those of ml_dtypes included.
+
+        Raises:
+            DeviceError: the memory is not on the host.
+            ShapeError: the array would be larger than the buffer.
+        """
+        if self.device.kind != "cpu":
+            raise DeviceError(f"Buffer.numpy needs host memory, got a buffer on {self.device}; copy it to the host first")
+        dtype = np.dtype(dtype)
+        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if needed > self.nbytes:
+            raise ShapeError(f"Buffer.numpy: shape {shape} of {dtype} needs {needed} bytes, the buffer has {self.nbytes}")
+        return host_bytes(self.pointer, needed, self).view(dtype).reshape(shape)
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.nbytes} bytes at {self._block.pointer:#x} on {self.device}, stream {self.stream:#x}, {self.tag})"

@@ -1,0 +1,147 @@
+"""Where the pool gets its memory: the protocol of an upstream, the host's own, and the registry of device kinds.
+
+An upstream is stream-ordered: memory from ``alloc(n, device, s)`` may be used by work queued on ``s`` afterwards, and
+``free`` may be called while ``s`` still works on it. Only :mod:`fp4rt.cuda` knows an upstream of device memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from fp4rt.device import Device
+from fp4rt.errors import BackendUnavailable, DeviceError
+
+__all__ = ["HostUpstream", "Upstream", "make_upstream", "register_upstream"]
+
+HOST_ALIGNMENT = 64  # a cache line, and the widest vector load
+
+
+class Upstream(Protocol):
+    """What the pool needs of an allocator. ``kind`` is the device kind that it serves.
+
+    ``has_streams`` False says that work is done when the call that started it returns; then the pool calls neither
+    the event methods nor ``capture_id``.
+    """
+
+    kind: str
+    has_streams: bool
+
+    def alloc(self, nbytes: int, device: Device, stream: int) -> tuple[int, Any]:
+        """(address, handle for ``free``). Raises MemoryError, or a subclass, where there is no more."""
+
+    def free(self, handle: Any) -> None:
+        """Gives the memory back."""
+
+    def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
+        """Queues on ``stream`` the setting of ``nbytes`` bytes to ``byte``; legal during a graph capture."""
+
+    def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
+        """uint8 copy on the host, taken after all work of the device is done. For checkers, never on a hot path."""
+
+    def capture_id(self, device: Device, stream: int) -> int:
+        """0, or the number of the graph capture that ``stream`` is recording."""
+
+    def record_event(self, device: Device, stream: int) -> Any:
+        """An event that is done when the work queued on ``stream`` up to now is done."""
+
+    def wait_event(self, event: Any, device: Device, stream: int) -> None:
+        """Makes later work of ``stream`` wait for ``event``, without the host waiting."""
+
+    def synchronize_event(self, event: Any) -> None:
+        """Makes the host wait for ``event``."""
+
+
+class HostUpstream:
+    """NumPy memory, aligned to a cache line."""
+
+    kind = "cpu"
+    has_streams = False
+
+    def alloc(self, nbytes: int, device: Device, stream: int) -> tuple[int, Any]:
+        """(address, owner)."""
+        owner = np.empty(nbytes + HOST_ALIGNMENT, np.uint8)
+        address = owner.__array_interface__["data"][0]
+        return -(-address // HOST_ALIGNMENT) * HOST_ALIGNMENT, owner
+
+    def free(self, handle: Any) -> None:
+        """Nothing to do: the memory goes with its owner."""
+
+    def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
+        """memset."""
+        host_bytes(pointer, nbytes)[:] = byte
+
+    def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
+        """uint8 copy."""
+        return host_bytes(pointer, nbytes).copy()
+
+    def capture_id(self, device: Device, stream: int) -> int:
+        """Hosts have no graphs."""
+        return 0
+
+    def record_event(self, device: Device, stream: int) -> Any:
+        """Hosts have no streams."""
+        return None
+
+    def wait_event(self, event: Any, device: Device, stream: int) -> None:
+        """Hosts have no streams."""
+
+    def synchronize_event(self, event: Any) -> None:
+        """Hosts have no streams."""
+
+
+class HostMemory:
+    """An address range as NumPy sees it; ``owner`` lives as long as any array made of it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, pointer: int, nbytes: int, owner: Any = None) -> None:
+        self.owner = owner
+        self.__array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+
+def host_bytes(pointer: int, nbytes: int, owner: Any = None) -> np.ndarray:
+    """uint8 array over host memory; it, and every view of it, keeps ``owner`` alive."""
+    return np.asarray(HostMemory(pointer, nbytes, owner))
+
+
+# device kind -> (default upstream, adapter of a foreign allocator or None where it does not know the object)
+_FACTORIES: dict[str, tuple[Callable[[], Upstream], Callable[[Any], Upstream | None]]] = {}
+
+
+def register_upstream(
+    kind: str, default: Callable[[], Upstream], adapt: Callable[[Any], Upstream | None] = lambda given: None
+) -> None:
+    """Names the upstream of a device kind; backends call it when they are imported.
+
+    Args:
+        kind: the device kind, "cuda".
+        default: makes the upstream of pools that were given none.
+        adapt: makes an upstream of an allocator in another library's form, or returns None.
+    """
+    _FACTORIES[kind] = (default, adapt)
+
+
+def make_upstream(kind: str, given: Any = None) -> Upstream:
+    """The upstream for a device kind: ``given`` where it serves that kind, else the registered default."""
+    if getattr(given, "kind", None) == kind:
+        return given  # type: ignore[no-any-return]
+    if kind not in _FACTORIES:
+        raise BackendUnavailable(
+            f"pool: no allocator for device kind {kind!r} is registered; import fp4rt.{kind} first, or pass upstream="
+        )
+    default, adapt = _FACTORIES[kind]
+    if given is None or hasattr(given, "kind"):
+        return default()
+    adapted = adapt(given)
+    if adapted is None:
+        raise DeviceError(
+            f"pool: upstream of type {type(given).__name__} is no allocator for {kind!r}; wanted an object with "
+            "fp4rt.pool.Upstream's methods, or an allocator that the backend knows"
+        )
+    return adapted
+
+
+register_upstream("cpu", HostUpstream)
