@@ -11,7 +11,7 @@ class Device(NamedTuple):
     """``kind`` is "cpu" or "cuda"; ``index`` counts the devices of that kind."""
 
     kind: str
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # tuple.index is of no use here
 
     def __str__(self) -> str:
         return self.kind if self.kind == "cpu" else f"{self.kind}:{self.index}"

@@ -1,8 +1,6 @@
 """Memory whose padding is known: :class:`PaddedPool`, :class:`Buffer`, :class:`PaddingTag`.
 
-    with fp4rt.use_pool(fp4rt.PaddedPool(fill="poison")) as pool:
-        q = fp4rt.quantize(x)
-    pool.stats()
+``with fp4rt.use_pool(fp4rt.PaddedPool(fill="poison")) as pool: q = fp4rt.quantize(x)``, then ``pool.stats()``.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from types import TracebackType
 from fp4rt.pool.buffer import Buffer
 from fp4rt.pool.padded import FILLS, POISON_BYTE, Fill, PaddedPool
 from fp4rt.pool.stats import PoolStats
-from fp4rt.pool.tag import PaddingTag, Writer
+from fp4rt.pool.tag import PaddingTag, Writer, data_tag, scale_tag
 from fp4rt.pool.upstream import HostUpstream, Upstream, register_upstream
 
 __all__ = [
@@ -28,7 +26,9 @@ __all__ = [
     "Upstream",
     "Writer",
     "current_pool",
+    "data_tag",
     "register_upstream",
+    "scale_tag",
     "use_pool",
 ]
 
@@ -40,7 +40,7 @@ def current_pool() -> PaddedPool:
     return _current.get()
 
 
-class use_pool:  # noqa: N801  a context manager, spelt as a function
+class use_pool:
     """``with use_pool(pool):`` every allocation inside comes from ``pool``. New threads start with the common pool."""
 
     def __init__(self, pool: PaddedPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp4rt.device import Device
+from fp4rt.errors import ShapeError
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.upstream import Upstream
 
@@ -18,6 +19,8 @@ def size_class(nbytes: int) -> int:
     9,000 bytes: 2^13 < 9,000 <= 2^14, the step is 2^13 / 8 = 1,024, the class 9,216.
     """
     if nbytes <= SMALLEST_CLASS:
+        if nbytes < 0:
+            raise ShapeError(f"PaddedPool.allocate needs nbytes >= 0, got {nbytes}")
         return SMALLEST_CLASS
     last = nbytes - 1
     shift = last.bit_length() - 1 - CLASS_BITS
@@ -29,16 +32,21 @@ def size_class(nbytes: int) -> int:
 class Arena:
     """Free blocks whose last work is in the order of one stream; any of them may be used on that stream at once."""
 
-    __slots__ = ("capture_id", "captured", "device", "free", "shareable", "stream", "upstream")
+    __slots__ = ("capture_id", "captured", "device", "free", "retired", "shareable", "stream", "upstream")
 
     def __init__(self, upstream: Upstream, device: Device, stream: int, shareable: bool) -> None:
         self.upstream = upstream
         self.device = device
         self.stream = stream
         self.shareable = shareable  # whether an event can be recorded on the stream from any thread
+        self.retired = False  # whether the stream is gone: its work is done, its handle must not be used
         self.free: dict[int, list[Block]] = {}
         self.captured: dict[tuple[int, int], list[Block]] = {}  # (capture, size) -> blocks that a graph uses
         self.capture_id = upstream.capture_id if upstream.has_streams else None
+
+    def capturing(self) -> bool:
+        """Whether the stream is recording a graph now."""
+        return self.capture_id is not None and self.shareable and self.capture_id(self.device, self.stream) != 0
 
     def put(self, block: Block) -> None:
         """Takes a block back."""
@@ -46,6 +54,18 @@ class Arena:
             self.captured.setdefault((block.capture, block.size), []).append(block)
         else:
             self.free.setdefault(block.size, []).append(block)
+
+    def usable_in_capture(self, capture: int, size: int) -> list[Block] | None:
+        """The list to pop a block from while the stream records a graph, or None.
+
+        First what the same capture has freed; else an ordinary block, if no other stream has used it: waiting for an
+        event from outside would end the capture.
+        """
+        own = self.captured.get((capture, size))
+        if own:
+            return own
+        free = self.free.get(size)
+        return free if free and free[-1].events is None else None
 
     def blocks(self) -> list[Block]:
         """Every free block, largest first."""

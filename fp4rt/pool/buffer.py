@@ -40,11 +40,11 @@ class Block:
         self.arena = arena  # the stream whose order protects the block's next use
         self.origin = arena  # the stream that upstream knows it by
         self.capture = 0  # the graph capture that it belongs to
-        # Events of other streams that used it, set by Buffer.used_on while the buffer lives, waited for at the next use.
+        # Events of other streams that used it: set by Buffer.used_on, waited for at the next use.
         self.events: list[Any] | None = None
         # (tag, nbytes) whose padding is zero in this memory, or None. Dropped, by one store, whenever an address goes
         # out to somebody who has not promised to keep the padding.
-        self.zero_padding: tuple[PaddingTag, int] | None = None
+        self.zero_padding: tuple[PaddingTag | None, int] | None = None
 
 
 class Buffer:
@@ -68,10 +68,7 @@ class Buffer:
     def __del__(self) -> None:
         # Runs wherever the last reference dies: in any thread, in the garbage collector, inside the pool's own lock.
         # So it takes no lock: a deque's append is atomic, with the interpreter lock and without it.
-        try:
-            self._pool._returned.append(self._block)
-        except AttributeError:  # never fully made
-            pass
+        self._pool._returned.append(self._block)
 
     @property
     def device(self) -> Device:
@@ -118,12 +115,13 @@ class Buffer:
             ShapeError: the array would be larger than the buffer.
         """
         if self.device.kind != "cpu":
-            raise DeviceError(f"Buffer.numpy needs host memory, got a buffer on {self.device}; copy it to the host first")
+            raise DeviceError(f"Buffer.numpy needs host memory, got a buffer on {self.device}; copy it first")
         dtype = np.dtype(dtype)
         needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if needed > self.nbytes:
-            raise ShapeError(f"Buffer.numpy: shape {shape} of {dtype} needs {needed} bytes, the buffer has {self.nbytes}")
+            raise ShapeError(f"Buffer.numpy: {shape} of {dtype} needs {needed} bytes, the buffer has {self.nbytes}")
         return host_bytes(self.pointer, needed, self).view(dtype).reshape(shape)
 
     def __repr__(self) -> str:
-        return f"Buffer({self.nbytes} bytes at {self._block.pointer:#x} on {self.device}, stream {self.stream:#x}, {self.tag})"
+        place = f"at {self._block.pointer:#x} on {self.device}, stream {self.stream:#x}"
+        return f"Buffer({self.nbytes} bytes {place}, {self.tag})"

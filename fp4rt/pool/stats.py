@@ -9,14 +9,9 @@ __all__ = ["PoolStats", "readable_bytes"]
 
 def readable_bytes(nbytes: int) -> str:
     """A size for people: "12 B", "3.5 KiB", "1.25 GiB"."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "TiB"
-    return f"{size:.4g} {unit}"
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(max(nbytes.bit_length() - 1, 0) // 10, len(units) - 1)
+    return f"{nbytes / (1 << 10 * power):.4g} {units[power]}"
 
 
 @dataclass(frozen=True)

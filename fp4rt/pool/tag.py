@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
 from fp4rt.errors import LayoutError, ShapeError
-from fp4rt.layout import get_layout
+from fp4rt.format import BLOCK, CODES_PER_BYTE
+from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
 
-__all__ = ["PaddingTag", "Writer"]
+__all__ = ["PaddingTag", "Writer", "data_tag", "scale_tag"]
 
 Writer = Literal["kernel", "pool", "caller"]
 WRITERS = ("kernel", "pool", "caller")
@@ -32,6 +34,8 @@ class PaddingTag:
     physical: tuple[int, int]
     layout: str = "linear"
     writer: Writer = "kernel"
+    nbytes: int = field(init=False, compare=False)  # physical size
+    pool_writes: bool = field(init=False, compare=False)  # whether there is padding, and the pool's to zero
 
     def __post_init__(self) -> None:
         layout = get_layout(self.layout)
@@ -46,11 +50,8 @@ class PaddingTag:
                 f"padding tag: physical extent {self.physical} is no whole number of {layout.name} tiles; "
                 f"pass physical={layout.shape(*self.physical)}"
             )
-
-    @property
-    def nbytes(self) -> int:
-        """Physical size in bytes."""
-        return self.physical[0] * self.physical[1]
+        object.__setattr__(self, "nbytes", self.physical[0] * self.physical[1])
+        object.__setattr__(self, "pool_writes", self.writer == "pool" and self.has_padding)
 
     @property
     def has_padding(self) -> bool:
@@ -70,3 +71,16 @@ class PaddingTag:
         """bool, one a byte of the physical extent, in memory order: True where a byte is padding."""
         mask: np.ndarray = self.is_padding(np.arange(self.nbytes, dtype=np.int64))
         return mask
+
+
+@lru_cache(maxsize=1024)  # a tag costs as much as an allocation; calls of one shape share theirs
+def scale_tag(layout: str, m: int, n: int, padded_n: int, writer: Writer = "kernel") -> PaddingTag:
+    """The tag of the scales of an (m, n) matrix with ``padded_n`` columns in memory."""
+    physical = get_layout(layout).shape(m, block_columns(padded_n))
+    return PaddingTag((m, ceil_div(n, BLOCK)), physical, layout, writer)
+
+
+@lru_cache(maxsize=1024)
+def data_tag(m: int, n: int, padded_n: int, writer: Writer = "kernel") -> PaddingTag:
+    """The tag of the packed codes of an (m, n) matrix with ``padded_n`` columns in memory."""
+    return PaddingTag((m, ceil_div(n, CODES_PER_BYTE)), data_shape(m, padded_n), "linear", writer)

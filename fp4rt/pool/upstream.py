@@ -70,11 +70,11 @@ class HostUpstream:
         """Nothing to do: the memory goes with its owner."""
 
     def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
-        """memset."""
+        """Sets the bytes at once."""
         host_bytes(pointer, nbytes)[:] = byte
 
     def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
-        """uint8 copy."""
+        """A copy, taken at once."""
         return host_bytes(pointer, nbytes).copy()
 
     def capture_id(self, device: Device, stream: int) -> int:
@@ -127,7 +127,8 @@ def register_upstream(
 def make_upstream(kind: str, given: Any = None) -> Upstream:
     """The upstream for a device kind: ``given`` where it serves that kind, else the registered default."""
     if getattr(given, "kind", None) == kind:
-        return given  # type: ignore[no-any-return]
+        upstream: Upstream = given
+        return upstream
     if kind not in _FACTORIES:
         raise BackendUnavailable(
             f"pool: no allocator for device kind {kind!r} is registered; import fp4rt.{kind} first, or pass upstream="
