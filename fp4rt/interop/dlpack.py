@@ -78,10 +78,10 @@ def _pythonapi(name: str, result: Any, *arguments: Any) -> Any:
 
 
 _is_valid = _pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_get_name = _pythonapi("PyCapsule_GetName", ctypes.c_char_p, ctypes.py_object)
 _get_pointer = _pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _set_name = _pythonapi("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _new_capsule = _pythonapi("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+_keep_forever = _pythonapi("Py_IncRef", None, ctypes.py_object)
 # A capsule under destruction has no references left: as a py_object it would be revived and destroyed again.
 _dying_is_valid = _pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
 _dying_pointer = _pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
@@ -96,10 +96,10 @@ class ConsumedTensor:
         self.address = address
         self.deleter = deleter
 
-    def __del__(self) -> None:
+    def __del__(self, call: Any = _Deleter) -> None:  # bound here: module globals may be gone at exit
         deleter, self.deleter = self.deleter, 0
         if deleter:
-            _Deleter(deleter)(self.address)
+            call(deleter)(self.address)
 
 
 def read(x: Any, name: str, stream: Any) -> ArrayView:
@@ -180,9 +180,18 @@ def _view(owner: ConsumedTensor, tensor: _Tensor, flags: int, name: str) -> Arra
     pointer = (tensor.data or 0) + tensor.byte_offset
     if not tensor.data and 0 not in shape:
         raise ShapeError(f"{name} has shape {shape} but no memory behind it (a null pointer)")
-    dtype = dtypes.dtype_name(code, bits, lanes)
-    readonly = bool(flags & FLAG_READ_ONLY)
-    return ArrayView(owner, "dlpack", device, dtype, shape, strides, pointer, readonly, name, device.kind == "cuda")
+    return ArrayView(
+        owner,
+        "dlpack",
+        device,
+        dtypes.dtype_name(code, bits, lanes),
+        shape,
+        strides,
+        pointer,
+        readonly=bool(flags & FLAG_READ_ONLY),
+        name=name,
+        foreign=device.kind == "cuda",
+    )
 
 
 def _pair_codes(
@@ -201,8 +210,7 @@ def _pair_codes(
 _TENSOR_FORMAT = "QiiiBBHQQQ"  # DLTensor without padding: 48 bytes
 _LEGACY_FORMAT = f"={_TENSOR_FORMAT}QQ"
 _VERSIONED_FORMAT = f"=IIQQQ{_TENSOR_FORMAT}"
-_exported: dict[int, tuple[Any, Any]] = {}  # address -> (the struct's memory, what it keeps alive)
-_deleter_offsets: dict[int, int] = {}
+_exported: dict[int, tuple[Any, Any, int]] = {}  # address -> (the struct's memory, its owner, offset of the deleter)
 
 
 def _forget(address: int) -> None:
@@ -255,7 +263,8 @@ def make_capsule(
     else:
         struct.pack_into(_LEGACY_FORMAT, memory, 0, *tensor, 0, _release_address)
     struct.pack_into(f"={2 * ndim}q", memory, head, *shape, *dense_strides(shape))
-    _exported[address] = (memory, owner)
+    deleter = _ManagedVersioned.deleter if versioned else _Managed.deleter
+    _exported[address] = (memory, owner, deleter.offset)
     return _new_capsule(address, VERSIONED_NAME if versioned else NAME, _destructor_address)
 
 
@@ -299,8 +308,6 @@ class Export:
 
 @atexit.register
 def _take_out_deleters() -> None:
-    for address, (memory, _) in list(_exported.items()):
-        versioned = len(memory) % 16 == struct.calcsize(_VERSIONED_FORMAT) % 16
-        kind = _ManagedVersioned if versioned else _Managed
-        kind.from_address(address).deleter = None
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))  # the struct outlives the interpreter's teardown
+    for memory, _, deleter_offset in list(_exported.values()):
+        struct.pack_into("=Q", memory, deleter_offset, 0)
+        _keep_forever(memory)  # whoever holds the tensor still reads the struct after our teardown

@@ -83,13 +83,13 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     """
     if dtype == "float4_e2m1fn_x2":
         return np.dtype(np.uint8)
-    if dtype == "bfloat16" or dtype.startswith(("float8_", "float4_", "float6_", "int4", "uint4")):
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, dtype))
     try:
+        if dtype == "bfloat16" or dtype.startswith(("float8_", "float4_", "float6_", "int4", "uint4")):
+            import ml_dtypes
+
+            return np.dtype(getattr(ml_dtypes, dtype))
         return np.dtype(dtype)
-    except TypeError:
+    except (AttributeError, TypeError):
         raise DtypeError(f"NumPy has no dtype {dtype!r}") from None
 
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from fp4rt.device import CPU, Device
 from fp4rt.errors import DtypeError
-from fp4rt.interop import dtypes
-from fp4rt.interop.arrays import view
+from fp4rt.interop import dtypes, streams
 from fp4rt.interop.dlpack import Export, make_capsule
+from fp4rt.interop.readers import view
 
 __all__ = ["as_uint8", "from_device", "from_host"]
 
@@ -32,7 +32,6 @@ def from_host(array: np.ndarray, library: str, dtype: str | None = None) -> Any:
         return _torch_from_host(array, name)
     if library == "jax":
         jax = sys.modules["jax"]
-        array = np.ascontiguousarray(array)
         if array.size == 0:
             return jax.numpy.zeros(array.shape, dtypes.numpy_dtype(name))
         return jax.dlpack.from_dlpack(Export(array, array.ctypes.data, CPU, name, array.shape))
@@ -70,12 +69,23 @@ def from_device(buffer: Any, shape: tuple[int, ...], dtype: str, library: str, o
         return torch.utils.dlpack.from_dlpack(make_capsule(buffer, pointer, device, dtype, shape))
     if library == "jax":
         jax = sys.modules["jax"]
-        return jax.dlpack.from_dlpack(Export(buffer, pointer, device, dtype, shape, buffer.stream))
+        return jax.dlpack.from_dlpack(Export(_UntilIdle(buffer), pointer, device, dtype, shape, buffer.stream))
     cupy = sys.modules["cupy"]
     kind = dtypes.numpy_dtype(dtype)
     nbytes = buffer.nbytes - offset
     memory = cupy.cuda.UnownedMemory(pointer, nbytes, buffer, device.index)
     return cupy.ndarray(shape, kind, cupy.cuda.MemoryPointer(memory, 0))
+
+
+class _UntilIdle:
+    """A buffer that JAX reads on streams of its own: after the last view of it died, queued work may still read it."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __del__(self) -> None:
+        if self.buffer.device.kind == "cuda":
+            streams.hold_until_idle(self.buffer, self.buffer.device)
 
 
 def as_uint8(x: Any) -> Any:

@@ -1,22 +1,18 @@
-"""CUDA streams: which one to use, and order between two of them without waiting on the host.
-
-The order is made with events of the CUDA driver, called through ctypes: it needs no CUDA library in Python, and
-the driver is only loaded when two streams really differ.
-"""
+"""CUDA streams: which one to use, order between two of them, how long memory must live. Nothing waits on the host."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from fp4rt.device import Device
-from fp4rt.errors import BackendUnavailable, DeviceError, DtypeError
+from fp4rt.errors import DtypeError
+from fp4rt.interop import cuda_driver
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["hold", "order", "stream_handle", "to_dlpack_stream"]
+__all__ = ["hold", "hold_until_idle", "let_go", "order", "stream_handle", "to_dlpack_stream"]
 
 # Handles that the driver gives a meaning: 0 and 1 are both the legacy default stream, 2 is the per-thread one.
 LEGACY_DEFAULT = 0
@@ -32,14 +28,14 @@ def stream_handle(stream: Any, view: ArrayView) -> int:
             it the legacy default stream.
         view: the array that decides about the library and the device.
 
+    Returns:
+        The handle; 0 for a host array, which has no stream.
+
     Raises:
-        DeviceError: a stream is given for a host array.
         DtypeError: not a stream.
     """
     if view.device.kind == "cpu":
-        if stream is None:
-            return 0
-        raise DeviceError(f"stream={stream!r} was given, but {view.name} is on the host, where there is no stream")
+        return 0
     if stream is None:
         return _current_stream(view.library, view.device.index)
     if isinstance(stream, int) and not isinstance(stream, bool):
@@ -75,119 +71,55 @@ def order(before: int, after: int, device: Device) -> bool:
     """Make stream ``after`` wait for all that stream ``before`` holds now; False where they are one stream."""
     if (before or DLPACK_LEGACY_DEFAULT) == (after or DLPACK_LEGACY_DEFAULT):
         return False
-    with _Context(device.index) as driver:
+    with cuda_driver.on_device(device.index) as driver:
         event = driver.record(before)
         driver.call("cuStreamWaitEvent", ctypes.c_void_p(after), event, 0)
         driver.call("cuEventDestroy_v2", event)  # the driver keeps it until the wait is over
     return True
 
 
-_held: deque[tuple[ctypes.c_void_p, int, Any]] = deque()
-_held_lock = threading.Lock()
+class _Held(NamedTuple):
+    owner: Any
+    device_index: int
+    event: ctypes.c_void_p | None  # None: still to be recorded, behind all that the device holds
+
+
+_held: deque[_Held] = deque()  # a deque's ends are atomic: no lock, which a destructor could not take anyway
 
 
 def hold(owner: Any, stream: int, device: Device) -> None:
     """Keep ``owner`` alive until the work that ``stream`` holds now is done.
 
     For memory whose library frees or reuses it without regard to our stream (``ArrayView.foreign``): the caller may
-    drop the array while a kernel still reads it. Nothing waits: what is done is let go at a later call. While the
-    stream is being captured into a graph nothing is held: a graph's inputs are its owner's to keep.
+    drop the array while a kernel still reads it. What is done is let go at a later call. While the stream is being
+    captured into a graph nothing is held: a graph's inputs are its owner's to keep.
     """
-    with _Context(device.index) as driver:
+    with cuda_driver.on_device(device.index) as driver:
         if driver.capturing(stream):
             return
-        event = driver.record(stream)
-        with _held_lock:
-            _held.append((event, device.index, owner))
-        _let_go()
+        _held.append(_Held(owner, device.index, driver.record(stream)))
+    let_go()
 
 
-def _let_go() -> None:
-    """Drop what is held and done, oldest first."""
+def hold_until_idle(owner: Any, device: Device) -> None:
+    """Keep ``owner`` alive until all that the device was given up to the next ``hold`` or ``let_go`` is done.
+
+    For our memory coming back from a library that reads it on streams of its own (JAX). Only notes it down: this is
+    called from destructors, on any thread, where the driver may not be called.
+    """
+    _held.append(_Held(owner, device.index, None))
+
+
+def let_go() -> None:
+    """Drop what is held and done, oldest first; never waits (a driver older than 12.5 has to, for JAX's memory)."""
     while True:
-        with _held_lock:
-            if not _held:
-                return
-            event, index, _ = _held[0]
-            with _Context(index) as driver:
-                if not driver.done(event):
-                    return
-                driver.call("cuEventDestroy_v2", event)
-            finished = _held.popleft()
-        del finished  # outside the lock: its death may run anybody's code
-
-
-class _Driver:
-    """The few functions of libcuda that order and hold need."""
-
-    NOT_READY = 600  # CUDA_ERROR_NOT_READY
-    EVENT_DISABLE_TIMING = 2
-
-    def __init__(self, library: Any) -> None:
-        self.library = library
-        self.contexts: dict[int, ctypes.c_void_p] = {}
-
-    def call(self, function: str, *args: Any, accept: int = 0) -> int:
-        """Call a driver function; an error number other than ``accept`` is raised."""
-        status = getattr(self.library, function)(*args)
-        if status not in (0, accept):
-            text = ctypes.c_char_p()
-            self.library.cuGetErrorString(status, ctypes.byref(text))
-            reason = (text.value or b"unknown error").decode()
-            raise BackendUnavailable(f"CUDA driver: {function} failed with error {status} ({reason})")
-        return int(status)
-
-    def context(self, index: int) -> ctypes.c_void_p:
-        """The device's primary context, which torch, JAX and CuPy all use."""
-        if index not in self.contexts:
-            device, context = ctypes.c_int(), ctypes.c_void_p()
-            self.call("cuInit", 0)
-            self.call("cuDeviceGet", ctypes.byref(device), index)
-            self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-            self.contexts[index] = context
-        return self.contexts[index]
-
-    def record(self, stream: int) -> ctypes.c_void_p:
-        """A new event behind all that the stream holds."""
-        event = ctypes.c_void_p()
-        self.call("cuEventCreate", ctypes.byref(event), self.EVENT_DISABLE_TIMING)
-        self.call("cuEventRecord", event, ctypes.c_void_p(stream))
-        return event
-
-    def done(self, event: ctypes.c_void_p) -> bool:
-        """Whether the event has been reached."""
-        return self.call("cuEventQuery", event, accept=self.NOT_READY) == 0
-
-    def capturing(self, stream: int) -> bool:
-        """Whether the stream is being captured into a graph."""
-        status = ctypes.c_int()
-        self.call("cuStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
-        return status.value != 0
-
-
-_driver: _Driver | None = None
-
-
-def _load_driver() -> _Driver:
-    global _driver
-    if _driver is None:
         try:
-            _driver = _Driver(ctypes.CDLL("libcuda.so.1"))
-        except OSError as error:
-            raise BackendUnavailable(f"the CUDA driver cannot be loaded ({error}); install the NVIDIA driver") from None
-    return _driver
-
-
-class _Context:
-    """The driver with the primary context of a device current on this thread, and the previous one put back."""
-
-    def __init__(self, index: int) -> None:
-        self.driver = _load_driver()
-        self.index = index
-
-    def __enter__(self) -> _Driver:
-        self.driver.call("cuCtxPushCurrent_v2", self.driver.context(self.index))
-        return self.driver
-
-    def __exit__(self, *exc: object) -> None:
-        self.driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+            owner, index, event = _held.popleft()
+        except IndexError:
+            return
+        with cuda_driver.on_device(index) as driver:
+            event = event or driver.record_all(index)
+            if not driver.done(event):
+                _held.appendleft(_Held(owner, index, event))
+                return
+            driver.call("cuEventDestroy_v2", event)

@@ -1,0 +1,189 @@
+"""``view``: any library's array, read without a copy and without importing its library.
+
+torch and CuPy are asked for pointer and shape directly: a DLPack round trip costs several launches of a kernel. JAX
+on the host is read through NumPy; everything else through ``__dlpack__`` or ``__cuda_array_interface__``.
+
+Stream order. ``stream`` is the consumer's stream, the one that the caller will launch on. A producer that speaks
+DLPack is handed it; for torch and CuPy, whose work is on their own current stream, the consumer's stream is made to
+wait for that one where the two differ. Nothing waits on the host.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fp4rt.device import CPU, Device
+from fp4rt.errors import DeviceError, DtypeError, ShapeError
+from fp4rt.interop import cuda_array_interface, dlpack, streams
+from fp4rt.interop.arrays import ArrayView
+
+__all__ = ["view"]
+
+
+def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
+    if isinstance(x, np.ma.MaskedArray):
+        raise DtypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
+    dtype, size = x.dtype, x.itemsize
+    if not dtype.isnative or dtype.hasobject or dtype.names is not None:
+        raise DtypeError(f"{name} has dtype {dtype}; wanted a plain dtype in native byte order")
+    pointer, readonly = x.__array_interface__["data"]  # a third of the cost of x.ctypes
+    strides = _element_strides(x.strides, size, name)
+    return ArrayView(x, "numpy", CPU, _numpy_dtype_name(dtype), x.shape, strides, pointer, readonly, name)
+
+
+@lru_cache(maxsize=64)
+def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
+    return dtype.name
+
+
+def _element_strides(byte_strides: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
+    for stride in byte_strides:
+        if stride % size:
+            raise ShapeError(f"{name} has byte strides {byte_strides}, not whole elements of {size} bytes; pass a copy")
+    return tuple([stride // size for stride in byte_strides])
+
+
+def _torch_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    device = _torch_device(x.device, name)
+    if x.is_neg() or x.is_conj():
+        raise DtypeError(f"{name} has a pending negation or conjugation; pass {name}.resolve_neg().resolve_conj()")
+    try:
+        view = ArrayView(x, "torch", device, _torch_dtype(x.dtype), x.shape, x.stride(), x.data_ptr(), False, name)
+    except RuntimeError as error:
+        raise DtypeError(f"{name} is a torch tensor without memory of its own (sparse?): {error}") from None
+    if stream is not None and device.kind == "cuda":
+        _wait_for_library(view, stream)
+    return view
+
+
+def _wrapper_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    raise DtypeError(
+        f"{name} is a {type(x).__qualname__}, a torch tensor without memory of its own; under torch.compile use the "
+        "functions of fp4rt.torch"
+    )
+
+
+_torch_devices: dict[Any, Device] = {}
+_torch_dtypes: dict[Any, str] = {}
+
+
+def _torch_device(device: Any, name: str) -> Device:
+    found = _torch_devices.get(device)
+    if found is None:
+        if device.type not in ("cpu", "cuda"):
+            raise DeviceError(f"{name} is on {device}; wanted cpu or cuda")
+        found = _torch_devices[device] = Device(device.type, device.index or 0)
+    return found
+
+
+def _torch_dtype(dtype: Any) -> str:
+    found = _torch_dtypes.get(dtype)
+    if found is None:
+        found = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
+    return found
+
+
+def _tracer_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    raise DtypeError(f"{name} is being traced by JAX and has no memory yet; inside jit use the functions of fp4rt.jax")
+
+
+def _jax_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    devices = x.devices()
+    if len(devices) != 1:
+        raise DeviceError(f"{name} is sharded over {len(devices)} devices; wanted one: pass one shard at a time")
+    (device,) = devices
+    if device.platform == "cpu":
+        host = np.asarray(x)  # waits for the value; the same memory
+        view = _numpy_reader(host, name, None)
+        view.library, view.readonly = "jax", True
+        return view
+    view = dlpack.read(x, name, stream)
+    view.library, view.readonly = "jax", True
+    return view
+
+
+def _cupy_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    strides = _element_strides(x.strides, x.itemsize, name)
+    memory = x.data
+    device = Device("cuda", memory.device_id)
+    view = ArrayView(x, "cupy", device, _numpy_dtype_name(x.dtype), x.shape, strides, memory.ptr, False, name)
+    if stream is not None:
+        _wait_for_library(view, stream)
+    return view
+
+
+def _capsule_reader(x: Any, name: str, stream: Any) -> ArrayView:
+    return dlpack.consume(x, name)
+
+
+def _wait_for_library(view: ArrayView, stream: Any) -> None:
+    """Make ``stream`` wait for what the array's own library has enqueued on its current stream."""
+    consumer = streams.stream_handle(stream, view)
+    producer = streams.stream_handle(None, view)
+    if streams.order(producer, consumer, view.device):
+        view.foreign = True
+
+
+Reader = Callable[[Any, str, Any], ArrayView]
+_readers: dict[type, Reader] = {np.ndarray: _numpy_reader}
+
+
+def _find_reader(kind: Any) -> Reader | None:
+    """The reader of a type, by the library that its class comes from. Types, unlike arrays, are few: cached."""
+    if issubclass(kind, (np.ndarray, np.generic)):
+        return _numpy_reader if issubclass(kind, np.ndarray) else _scalar_reader
+    torch, jax, cupy = (sys.modules.get(library) for library in ("torch", "jax", "cupy"))
+    if torch is not None and issubclass(kind, torch.Tensor):
+        takes_part = kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # fake, functional, quantized, ...
+        return _wrapper_reader if takes_part else _torch_reader
+    if jax is not None and issubclass(kind, jax.core.Tracer):
+        return _tracer_reader
+    if jax is not None and issubclass(kind, jax.Array):
+        return _jax_reader
+    if cupy is not None and issubclass(kind, cupy.ndarray):
+        return _cupy_reader
+    if kind.__name__ == "PyCapsule":
+        return _capsule_reader
+    if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+        return dlpack.read
+    if hasattr(kind, "__cuda_array_interface__"):
+        return cuda_array_interface.read
+    return None
+
+
+def _scalar_reader(x: np.generic, name: str, stream: Any) -> ArrayView:
+    return _numpy_reader(np.asarray(x), name, stream)
+
+
+def view(x: Any, name: str = "x", stream: Any = None) -> ArrayView:
+    """See any array as an :class:`ArrayView`, without a copy.
+
+    Args:
+        x: an array of NumPy, PyTorch, JAX or CuPy, an object with ``__dlpack__`` or
+            ``__cuda_array_interface__``, or a DLPack capsule.
+        name: what to call it in errors.
+        stream: the stream that the memory will be used on; None: the current stream of the array's library.
+
+    Raises:
+        DtypeError: not an array, or not one whose elements can be read as they are.
+        DeviceError: the array lives on a device that is neither a CPU nor a CUDA device, or on several.
+        ShapeError: strides that are not whole elements.
+    """
+    kind = type(x)
+    reader = _readers.get(kind)
+    if reader is None:
+        reader = _find_reader(kind)
+        if reader is None and hasattr(x, "__cuda_array_interface__"):  # set on the instance, as some wrappers do
+            return cuda_array_interface.read(x, name, stream)
+        if reader is None:
+            raise DtypeError(
+                f"{name} is a {kind.__module__}.{kind.__qualname__}, not an array; wanted NumPy, PyTorch, JAX, CuPy, "
+                "or an object with __dlpack__ or __cuda_array_interface__"
+            )
+        _readers[kind] = reader
+    return reader(x, name, stream)

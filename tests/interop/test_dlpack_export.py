@@ -1,0 +1,135 @@
+"""Handing our memory to other libraries through DLPack, and when it comes back."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fp4rt import interop
+from fp4rt.interop import dlpack
+from fp4rt.interop.dlpack import Export, make_capsule
+
+
+class Memory:
+    """16 KiB of host memory that can be watched dying."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros(16384, np.uint8)
+        self.pointer = -(-self.array.ctypes.data // 64) * 64
+
+
+def export(dtype: str = "float32", shape: tuple[int, ...] = (4, 8)) -> tuple[Export, weakref.ref[Memory]]:
+    memory = Memory()
+    return Export(memory, memory.pointer, interop.CPU, dtype, shape), weakref.ref(memory)
+
+
+def consumers() -> list[Any]:
+    def numpy(x: Any) -> Any:
+        return np.from_dlpack(x)
+
+    def torch(x: Any) -> Any:
+        return pytest.importorskip("torch").from_dlpack(x)
+
+    def jax(x: Any) -> Any:
+        return pytest.importorskip("jax").dlpack.from_dlpack(x)
+
+    return [numpy, torch, jax]
+
+
+@pytest.mark.parametrize("consume", consumers(), ids=lambda f: f.__name__)
+def test_every_library_sees_the_same_memory_and_lets_it_go(consume: Any) -> None:
+    exported, alive = export()
+    pointer = exported.pointer
+    array = consume(exported)
+    del exported
+    gc.collect()
+    assert tuple(array.shape) == (4, 8)
+    assert interop.view(array).pointer == pointer
+    assert alive() is not None
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+@pytest.mark.parametrize("versioned", [True, False])
+def test_a_capsule_that_nobody_consumes_gives_its_memory_back(versioned: bool) -> None:
+    memory = Memory()
+    alive = weakref.ref(memory)
+    capsule = make_capsule(memory, memory.pointer, interop.CPU, "uint8", (16,), versioned=versioned)
+    del memory
+    gc.collect()
+    assert alive() is not None
+    del capsule
+    gc.collect()
+    assert alive() is None
+    assert not dlpack._exported
+
+
+def test_a_version_is_given_only_to_who_asks_for_it() -> None:
+    exported, _ = export()
+    assert '"dltensor"' in repr(exported.__dlpack__())
+    assert '"dltensor"' in repr(exported.__dlpack__(max_version=(0, 8)))
+    assert '"dltensor_versioned"' in repr(exported.__dlpack__(max_version=(1, 0)))
+    assert '"dltensor_versioned"' in repr(exported.__dlpack__(max_version=(2, 3)))
+
+
+def test_what_is_exported_is_read_back_the_same() -> None:
+    exported, _ = export("bfloat16", (3, 5))
+    view = interop.view(exported)
+    assert (view.dtype, view.shape, view.strides, view.pointer) == ("bfloat16", (3, 5), (5, 1), exported.pointer)
+
+
+def test_a_copy_or_another_device_is_refused() -> None:
+    exported, _ = export()
+    with pytest.raises(BufferError, match="no copy"):
+        exported.__dlpack__(copy=True)
+    with pytest.raises(BufferError, match="no other device"):
+        exported.__dlpack__(dl_device=(2, 0))
+    exported.__dlpack__(dl_device=(1, 0), copy=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"),
+    [(None, 1), (1, 1), (77, 77), (-1, None), (55, None)],
+    ids=["default", "legacy", "other stream", "no order asked", "the same stream"],
+)
+def test_the_consumers_stream_waits_for_ours(driver: Any, asked: int | None, waits: int | None) -> None:
+    exported = Export(None, 0x1000, interop.Device("cuda", 0), "uint8", (16,), stream=55)
+    capsule = exported.__dlpack__(stream=asked)
+    recorded = driver.named("cuEventRecord", "cuStreamWaitEvent")
+    expected = [] if waits is None else [("cuEventRecord", 1, 55), ("cuStreamWaitEvent", waits, 1, 0)]
+    assert recorded == expected
+    assert exported.__dlpack_device__() == (2, 0)
+    del capsule
+
+
+def test_views_that_outlive_the_interpreter_do_not_call_into_it() -> None:
+    """Torch keeps the tensors in C++ past Python's end; their deleters must be gone by then."""
+    pytest.importorskip("torch")
+    code = """
+import builtins, numpy as np, torch
+from fp4rt import interop
+from fp4rt.interop import dlpack
+memory = np.zeros(4096, np.uint8)
+tensors = [torch.from_dlpack(dlpack.make_capsule(memory, memory.ctypes.data, interop.CPU, "uint8", (64,), versioned=v))
+           for v in (True, False)]
+builtins.kept = tensors
+import ctypes
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensors))  # never freed by Python
+dlpack._take_out_deleters()
+del tensors, builtins.kept
+assert len(dlpack._exported) == 2
+kept_back = torch.from_dlpack(dlpack.make_capsule(memory, memory.ctypes.data, interop.CPU, "uint8", (64,)))
+dlpack._take_out_deleters()
+del kept_back  # a deleter taken out is not called
+assert len(dlpack._exported) == 3
+print("end")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "end"), done.stderr

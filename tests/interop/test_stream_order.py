@@ -1,0 +1,209 @@
+"""Which stream is used, which waits for which, and how long memory is held; the driver is a recording."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fp4rt import interop
+from fp4rt.errors import BackendUnavailable, DtypeError, ShapeError
+from fp4rt.interop import ArrayView, Device, cuda_driver, hold, order, stream_handle, streams
+
+CUDA0 = Device("cuda", 0)
+
+
+def device_view(library: str = "dlpack") -> ArrayView:
+    return ArrayView(None, library, CUDA0, "uint8", (4,), (1,), 0x1000)
+
+
+class Owner:
+    pass
+
+
+class WithProtocol:
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return (0, 11)
+
+
+class WithProtocolAttribute:
+    __cuda_stream__ = (0, 12)
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"),
+    [
+        (0, 0),
+        (17, 17),
+        (WithProtocol(), 11),
+        (WithProtocolAttribute(), 12),
+        (types.SimpleNamespace(cuda_stream=13), 13),
+        (types.SimpleNamespace(ptr=14), 14),
+        (types.SimpleNamespace(handle=types.SimpleNamespace(value=15)), 15),
+        (types.SimpleNamespace(handle=types.SimpleNamespace(value=None)), 0),
+    ],
+)
+def test_every_spelling_of_a_stream_has_its_handle(stream: Any, handle: int) -> None:
+    assert stream_handle(stream, device_view()) == handle
+
+
+@pytest.mark.parametrize("stream", ["0", 1.0, True, object()])
+def test_what_is_no_stream_is_an_error(stream: Any) -> None:
+    with pytest.raises(DtypeError, match="wanted an integer handle or an object with __cuda_stream__"):
+        stream_handle(stream, device_view())
+
+
+def test_torchs_current_stream_is_the_default_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = types.SimpleNamespace(_C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 100 + index))
+    monkeypatch.setitem(sys.modules, "torch", raw)
+    assert stream_handle(None, device_view("torch")) == 100
+    current = types.SimpleNamespace(current_stream=lambda index: types.SimpleNamespace(cuda_stream=200 + index))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(_C=object(), cuda=current))
+    assert stream_handle(None, device_view("torch")) == 200
+
+
+def test_the_host_has_no_stream() -> None:
+    assert stream_handle(17, interop.view(np.zeros(3, np.float32))) == 0
+
+
+def test_two_streams_are_ordered_by_an_event_in_the_devices_context(driver: Any) -> None:
+    assert order(5, 6, Device("cuda", 2))
+    assert driver.named("cuDeviceGet")[0][2] == 2
+    relevant = [
+        call[0] for call in driver.calls if call[0] not in ("cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain")
+    ]
+    assert relevant == [
+        "cuCtxPushCurrent_v2",
+        "cuEventCreate",
+        "cuEventRecord",
+        "cuStreamWaitEvent",
+        "cuEventDestroy_v2",
+        "cuCtxPopCurrent_v2",
+    ]
+    assert driver.named("cuEventRecord", "cuStreamWaitEvent") == [
+        ("cuEventRecord", 1, 5),
+        ("cuStreamWaitEvent", 6, 1, 0),
+    ]
+
+
+@pytest.mark.parametrize(("before", "after"), [(7, 7), (0, 0), (0, 1), (1, 0)])
+def test_one_stream_needs_no_event(driver: Any, before: int, after: int) -> None:
+    assert not order(before, after, CUDA0)
+    assert driver.calls == []
+
+
+def test_a_driver_error_says_function_number_and_reason(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "cuStreamWaitEvent", lambda *args: 400, raising=False)
+    with pytest.raises(BackendUnavailable, match="cuStreamWaitEvent failed with error 400"):
+        order(5, 6, CUDA0)
+    assert driver.calls[-1][0] == "cuCtxPopCurrent_v2"
+
+
+def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_library(name: str) -> Any:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(cuda_driver, "_driver", None)
+    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", no_library)
+    with pytest.raises(BackendUnavailable, match=r"libcuda\.so\.1.*install the NVIDIA driver"):
+        order(5, 6, CUDA0)
+
+
+def test_held_memory_lives_until_its_stream_is_done(driver: Any) -> None:
+    first, second = Owner(), Owner()
+    alive = weakref.ref(first)
+    hold(first, 5, CUDA0)
+    del first
+    gc.collect()
+    assert alive() is not None
+    driver.finished.add(1)
+    hold(second, 5, CUDA0)
+    gc.collect()
+    assert alive() is None
+    assert [entry.owner for entry in streams._held] == [second]
+
+
+def test_nothing_is_held_for_a_stream_under_capture(driver: Any) -> None:
+    driver.capturing = True
+    hold(Owner(), 5, CUDA0)
+    assert not streams._held
+    assert driver.named("cuEventRecord", "cuEventQuery") == []
+
+
+def test_memory_back_from_jax_is_held_behind_all_streams(driver: Any) -> None:
+    owner = Owner()
+    streams.hold_until_idle(owner, CUDA0)
+    assert driver.calls == []  # a destructor may run where the driver must not be called
+    streams.let_go()
+    assert [call[0] for call in driver.named("cuCtxRecordEvent", "cuEventQuery")] == [
+        "cuCtxRecordEvent",
+        "cuEventQuery",
+    ]
+    assert len(streams._held) == 1
+    driver.finished.add(1)
+    streams.let_go()
+    assert not streams._held
+    assert len(driver.named("cuCtxRecordEvent")) == 1
+
+
+# ---- __cuda_array_interface__
+
+
+class CudaArray:
+    def __init__(self, **changes: Any) -> None:
+        self.__cuda_array_interface__ = {
+            "version": 3,
+            "shape": (4, 6),
+            "typestr": "<f2",
+            "data": (0x7000, False),
+            "strides": None,
+            "stream": None,
+            **changes,
+        }
+
+
+def test_the_cuda_array_interface_is_read() -> None:
+    view = interop.view(CudaArray(), stream=9)
+    assert (view.library, view.device, view.dtype, view.shape) == ("dlpack", CUDA0, "float16", (4, 6))
+    assert (view.strides, view.pointer, view.readonly, view.foreign) == ((6, 1), 0x7000, False, True)
+    strided = interop.view(CudaArray(strides=(-24, 4), data=(0x7000, True)), stream=9)
+    assert (strided.strides, strided.readonly) == ((-12, 2), True)
+
+
+def test_its_stream_is_waited_for_by_ours(driver: Any) -> None:
+    interop.view(CudaArray(stream=31), stream=9)
+    assert driver.named("cuEventRecord", "cuStreamWaitEvent") == [
+        ("cuEventRecord", 1, 31),
+        ("cuStreamWaitEvent", 9, 1, 0),
+    ]
+
+
+def test_its_stream_of_none_asks_for_no_order(driver: Any) -> None:
+    interop.view(CudaArray(stream=None), stream=9)
+    assert driver.calls == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"stream": 0}, DtypeError, "stream 0"),
+        ({"mask": object()}, DtypeError, "mask"),
+        ({"typestr": ">f2"}, DtypeError, "native byte order"),
+        ({"typestr": "|V6"}, DtypeError, "plain number"),
+        ({"strides": (12, 1)}, ShapeError, "byte strides"),
+    ],
+)
+def test_what_the_protocol_forbids_or_we_cannot_read_is_an_error(changes: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        interop.view(CudaArray(**changes), stream=9)
+
+
+def test_an_object_that_says_its_device_is_believed() -> None:
+    array = CudaArray()
+    array.device = types.SimpleNamespace(id=3)  # type: ignore[attr-defined]
+    assert interop.view(array, stream=9).device == Device("cuda", 3)
