@@ -1,4 +1,4 @@
-"""One measurement is one row: the columns that every bench shares, printed and appended to ``bench/results/`` as JSON.
+"""One measurement is one row: the columns every bench shares, printed and written to ``bench/results/`` as JSON lines.
 
 A row says what was measured (``bench``, ``case``), how long it took (``time_us``, median; ``spread_us``, the middle half
 of the runs), the rate it makes (``rate`` in ``unit``), how near it is to a named bound (``percent_of_bound`` of
