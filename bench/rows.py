@@ -1,9 +1,9 @@
 """One measurement is one row: the columns every bench shares, printed and written to ``bench/results/`` as JSON lines.
 
-A row says what was measured (``bench``, ``case``), how long it took (``time_us``, median; ``spread_us``, the middle half
-of the runs), the rate it makes (``rate`` in ``unit``), how near it is to a named bound (``percent_of_bound`` of
-``bound``) and how it compares with a reference measured in the same run (``ratio`` = reference time / own time, more is
-better; ``reference`` names it). Machine, versions and commit are in every row, so that a row can be read alone.
+A row says what was measured (``bench``, ``case``), how long it took (``time_us``, the median; ``spread_us``, the width
+of the middle half of the runs), the rate it makes (``rate`` in ``unit``), how near it is to a bound
+(``percent_of_bound`` of ``bound``) and how it compares with a reference measured in the same run (``ratio`` =
+reference time / own time, more is better; ``reference`` names it). Machine, versions and commit are in every row.
 """
 
 from __future__ import annotations
