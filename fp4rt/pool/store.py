@@ -50,21 +50,24 @@ class BlockStore:
             OutOfMemoryError: none of these helps.
         """
         cause: MemoryError | None = None
-        if self.limit is None or self.held + size <= self.limit:
-            try:
-                return self._new_block(size, arena)
-            except MemoryError as error:
-                cause = error
-        if not capture:
-            moved = self._move_from_other_stream(size, arena)
-            if moved is not None:
-                return moved
-            if self._make_room(size, arena.device):
+        try:
+            if self.limit is None or self.held + size <= self.limit:
                 try:
                     return self._new_block(size, arena)
                 except MemoryError as error:
                     cause = error
-        raise OutOfMemoryError(self._no_memory_text(nbytes, size, arena, capture)) from cause
+            if not capture:
+                moved = self._move_from_other_stream(size, arena)
+                if moved is not None:
+                    return moved
+                if self._make_room(size, arena.device):
+                    try:
+                        return self._new_block(size, arena)
+                    except MemoryError as error:
+                        cause = error
+            raise OutOfMemoryError(self._no_memory_text(nbytes, size, arena, capture)) from cause
+        finally:
+            del cause  # it holds this frame, and through it the new buffer: a circle that only a collection would end
 
     def give_up(self, block: Block) -> None:
         """Gives a free block to upstream, in an order that upstream can know."""

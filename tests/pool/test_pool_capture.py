@@ -1,0 +1,116 @@
+"""Graph capture: nothing that would end it, and memory of a graph stays the graph's."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp4rt.errors import OutOfMemoryError
+from fp4rt.pool import PaddedPool, scale_tag
+
+TAG = scale_tag("128x4", 3, 48, 48)
+STREAM, CAPTURE = 4, 41
+
+
+@pytest.fixture
+def captured(fake, pool, gpu):
+    """The address of a block that a finished capture used."""
+    fake.captures[STREAM] = CAPTURE
+    pointer = pool.allocate(512, gpu, STREAM).pointer
+    fake.captures.clear()
+    return pointer
+
+
+def test_memory_of_a_graph_is_not_handed_out_after_the_capture(pool, gpu, captured):
+    assert pool.allocate(512, gpu, STREAM).pointer != captured
+    assert pool.stats().bytes_captured == 512
+
+
+def test_memory_of_a_graph_is_not_trimmed(pool, fake, captured):
+    assert pool.trim() == 0
+    assert captured in fake.live
+
+
+def test_a_second_capture_does_not_share_memory_with_the_first(pool, fake, gpu, captured):
+    fake.captures[STREAM] = CAPTURE + 1
+    assert pool.allocate(512, gpu, STREAM).pointer != captured
+
+
+def test_the_same_capture_reuses_in_stream_order(pool, fake, gpu):
+    fake.captures[STREAM] = CAPTURE
+    pointers = {pool.allocate(512, gpu, STREAM).pointer for _ in range(10)}
+    assert len(pointers) == 1
+
+
+def test_buffer_that_outlives_its_capture_stays_the_graphs(pool, fake, gpu):
+    fake.captures[STREAM] = CAPTURE
+    buffer = pool.allocate(512, gpu, STREAM)
+    fake.captures.clear()
+    pointer = buffer.pointer
+    del buffer
+    assert pool.allocate(512, gpu, STREAM).pointer != pointer
+
+
+def test_released_captures_serve_everybody_again(pool, gpu, captured):
+    assert pool.release_captures(CAPTURE + 1) == 0
+    assert pool.release_captures(CAPTURE) == 512
+    assert pool.allocate(512, gpu, STREAM).pointer == captured
+    assert pool.stats().bytes_captured == 0
+
+
+def test_memory_from_before_the_capture_may_be_used_in_it(pool, fake, gpu):
+    pointer = pool.allocate(512, gpu, STREAM).pointer
+    fake.captures[STREAM] = CAPTURE
+    assert pool.allocate(512, gpu, STREAM).pointer == pointer
+
+
+def test_a_block_that_another_stream_used_is_passed_over_in_a_capture(pool, fake, gpu):
+    buffer = pool.allocate(512, gpu, STREAM)
+    pointer = buffer.pointer
+    buffer.used_on(9)
+    del buffer
+    fake.captures[STREAM] = CAPTURE
+    assert pool.allocate(512, gpu, STREAM).pointer != pointer
+
+
+def test_memory_used_by_a_captured_stream_becomes_the_graphs(pool, fake, gpu):
+    buffer = pool.allocate(512, gpu, 1)
+    fake.captures[STREAM] = CAPTURE
+    buffer.used_on(STREAM)
+    fake.captures.clear()
+    pointer = buffer.pointer
+    del buffer
+    assert pool.allocate(512, gpu, 1).pointer != pointer
+
+
+def test_a_zero_fill_in_a_capture_is_recorded_each_time_and_proves_nothing(fake, gpu):
+    pool = PaddedPool("zero", upstream=fake)
+    pool.allocate(512, gpu, STREAM, TAG)  # known to be zero from here
+    fake.captures[STREAM] = CAPTURE
+    for _ in range(3):
+        pool.allocate(512, gpu, STREAM, TAG)
+    fake.captures.clear()
+    pool.release_captures()
+    pool.allocate(512, gpu, STREAM, TAG)
+    stats = pool.stats()
+    assert (stats.zero_fills, stats.zero_fills_avoided) == (5, 0)
+
+
+def test_a_full_pool_in_a_capture_says_to_warm_up(fake, gpu):
+    pool = PaddedPool(upstream=fake, limit=1024)
+    pool.allocate(512, gpu, 1)
+    pool.allocate(1024, gpu, 1)
+    fake.captures[STREAM] = CAPTURE
+    fake.calls.clear()
+    with pytest.raises(OutOfMemoryError, match="A graph capture is running: make the same calls once before it"):
+        pool.allocate(512, gpu, STREAM)
+    assert fake.calls == [], "nothing was recorded, waited for or given back"
+
+
+def test_room_is_not_made_on_a_stream_that_is_captured(make_fake, gpu):
+    fake = make_fake(capacity=1024)
+    pool = PaddedPool(upstream=fake)
+    pool.allocate(1024, gpu, STREAM)
+    fake.captures[STREAM] = CAPTURE
+    with pytest.raises(OutOfMemoryError):
+        pool.allocate(1024, gpu, 1)
+    assert fake.held == 1024
