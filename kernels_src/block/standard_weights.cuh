@@ -1,0 +1,135 @@
+// Weights as the library keeps them (rows of codes, block scales in any layout) through shared memory to fragments.
+//
+// A warp takes ROW_TILES tiles of 16 rows, and of each stage PIECES pieces of 128 columns. Lane 4g + t takes from row g
+// (and g + 8) of a tile the 16 bytes t of a piece's 64: 32 codes in two blocks, four words. So bytes go to fragments as
+// they lie, at the price of another order of k: step i of a piece multiplies, in lane t, columns 32t + 8i .. + 7, and
+// the activations come in the same order.
+//
+//   codes in a stage    [warp row][k group][row tile][piece][row g or g + 8][lane] 16 bytes: each lane reads what it wrote
+//   scales              [warp row][k group][row tile][piece][column group of 4][row] 4 bytes
+//
+// Rows past n are not copied: what lies in shared memory makes only sums that nobody stores. Blocks past k become 0.
+#pragma once
+#include "block/guarded_copy.cuh"
+#include "block/scale_rows.cuh"
+#include "kernels/gemm.cuh"
+#include "mma/nvfp4_pairs.cuh"
+
+template <typename Tile, typename Pairs, i32 ALIGN, i32 SCALE_ALIGN, bool STREAM>
+struct StandardWeights {
+    static constexpr i32 HALF_BYTES = 512, SCALE_BYTES = 128;  // of 8 rows x 128 columns; of 16 rows x 8 block columns
+    static constexpr i32 CODE_STAGE_BYTES = Tile::block_n * Tile::block_k / 2;
+    static constexpr i32 STAGE_BYTES = CODE_STAGE_BYTES + Tile::block_n * Tile::block_k / 16;
+    static constexpr i32 HALVES = 2 * Tile::row_tiles / Tile::warps_m;  // that this warp copies; the warps along m share
+    static_assert(2 * Tile::row_tiles % Tile::warps_m == 0 && Tile::row_tiles % Tile::warps_m == 0, "rows to share");
+    static constexpr i32 SCALE_TILES = Tile::row_tiles / Tile::warps_m;
+
+    struct Piece {
+        Words4 codes[Tile::row_tiles][2];
+        u32 scales[Tile::row_tiles][2];
+    };
+
+    const u8* code_row[HALVES];  // at this lane's 16 bytes
+    const u8* scale_row[SCALE_TILES];
+    u32 code_rows_valid, scale_rows_valid;  // one bit each
+    i32 k_bytes, blocks, k_group;
+    ScaleRows scales;
+    u64 policy;
+    u32 codes_to, scales_to, codes_from, scales_from;  // offsets in a stage
+
+    __device__ __forceinline__ StandardWeights(const GemmArguments& args, const Tile& at, i64 first_row) {
+        const i32 g = at.lane / 4, t = at.lane % 4;
+        scales = ScaleRows(args.b_scales, args.b_layout, args.b_columns);
+        k_bytes = (args.k + 15) / 16 * 8;
+        blocks = (args.k + 15) / 16;
+        k_group = at.warp_k;
+        policy = evict_first_policy();
+        code_rows_valid = scale_rows_valid = 0;
+#pragma unroll
+        for (i32 i = 0; i < HALVES; ++i) {
+            const i32 half = i * Tile::warps_m + at.warp_m;
+            const i64 row = first_row + at.warp_n * Tile::warp_rows + half * 8 + g;
+            code_rows_valid |= (u32)(row < args.n) << i;
+            code_row[i] = args.b + row * args.b_columns * 8 + t * 16;
+        }
+#pragma unroll
+        for (i32 i = 0; i < SCALE_TILES; ++i) {
+            const i32 row_tile = i * Tile::warps_m + at.warp_m;
+            const i64 row = first_row + at.warp_n * Tile::warp_rows + row_tile * 16 + at.lane % 16;
+            scale_rows_valid |= (u32)(row < args.n) << i;
+            scale_row[i] = scales.row(row);
+        }
+        const i32 unit = (at.warp_n * Tile::warps_k + at.warp_k) * Tile::row_tiles * Tile::pieces;
+        codes_from = unit * 2 * HALF_BYTES + at.lane * 16;
+        scales_from = CODE_STAGE_BYTES + unit * SCALE_BYTES + (t / 2) * 64 + g * 4 + (t % 2) * 2;
+        codes_to = codes_from;
+        scales_to = CODE_STAGE_BYTES + unit * SCALE_BYTES + at.lane * 4;
+    }
+
+    // Start the copies of the stage that begins at column `k0`. FULL: all of its columns exist.
+    template <bool FULL>
+    __device__ __forceinline__ void load(u32 stage, i32 k0, const Tile& at) const {
+#pragma unroll
+        for (i32 piece = 0; piece < Tile::pieces; ++piece) {
+            const i32 column = k0 + (k_group * Tile::pieces + piece) * 128;
+            const i32 valid = FULL ? 16 : clamp_bytes(k_bytes - column / 2 - at.lane % 4 * 16, 16);
+#pragma unroll
+            for (i32 i = 0; i < HALVES; ++i) {
+                const i32 half = i * Tile::warps_m + at.warp_m;
+                const u32 to = stage + codes_to + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
+                if (!(code_rows_valid >> i & 1)) continue;
+                if constexpr (FULL && ALIGN == 16) {
+                    if constexpr (STREAM) {
+                        cp_async_16_policy(to, code_row[i] + column / 2, policy);
+                    } else {
+                        cp_async_16(to, code_row[i] + column / 2);
+                    }
+                } else {
+                    copy_16<ALIGN>(to, code_row[i] + column / 2, valid);
+                }
+            }
+            const i32 group = column / 64 + at.lane / 16;
+            const i32 valid_scales = FULL ? 4 : clamp_bytes(blocks - group * 4, 4);
+#pragma unroll
+            for (i32 i = 0; i < SCALE_TILES; ++i) {
+                const i32 row_tile = i * Tile::warps_m + at.warp_m;
+                const u32 to = stage + scales_to + (row_tile * Tile::pieces + piece) * SCALE_BYTES;
+                if (!(scale_rows_valid >> i & 1)) continue;
+                const u8* from = scale_row[i] + scales.group(group);
+                if constexpr (FULL && SCALE_ALIGN == 4) {
+                    cp_async_4(to, from);
+                } else {
+                    copy_4<SCALE_ALIGN>(to, from, valid_scales);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ Piece read(u32 stage, i32 piece) const {
+        Piece found;
+#pragma unroll
+        for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) {
+            const i32 unit = row_tile * Tile::pieces + piece;
+#pragma unroll
+            for (i32 half = 0; half < 2; ++half) {
+                found.codes[row_tile][half] = load_shared_16(stage + codes_from + (unit * 2 + half) * HALF_BYTES);
+                const u32 bytes = load_shared_2(stage + scales_from + unit * SCALE_BYTES + half * 32);
+                found.scales[row_tile][half] = Pairs::scales(bytes);
+            }
+        }
+        return found;
+    }
+
+    // The two 16 x 16 operands of step `i` of a piece.
+    static __device__ __forceinline__ void fragments(const Piece& from, i32 row_tile, i32 i, u32 (&a)[2][4]) {
+#pragma unroll
+        for (i32 half = 0; half < 2; ++half) {
+            u32 pair[4];
+            Pairs::decode(from.codes[row_tile][half].word[i], pair);
+            const u32 scales = from.scales[row_tile][half];
+            const u32 scale = i < 2 ? both_low(scales) : both_high(scales);
+#pragma unroll
+            for (i32 j = 0; j < 4; ++j) a[j / 2][j % 2 * 2 + half] = Pairs::multiply(pair[j], scale);
+        }
+    }
+};

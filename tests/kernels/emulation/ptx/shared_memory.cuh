@@ -1,0 +1,40 @@
+// kernels_src/ptx/shared_memory.cuh on a CPU: an address is an offset.
+#pragma once
+#include "block.h"
+#include "num/integers.cuh"
+
+struct Words4 {
+    u32 word[4];
+};
+
+inline u32 shared_address(const void* pointer) { return (u32)((const u8*)pointer - shared_memory); }
+
+template <typename T>
+inline T emulate_load(u32 address) {
+    if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof shared_memory) emulation::fail("bad shared address");
+    T v;
+    std::memcpy(&v, shared_memory + address, sizeof v);
+    return v;
+}
+
+template <typename T>
+inline void emulate_store(u32 address, T v) {
+    if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof shared_memory) emulation::fail("bad shared address");
+    std::memcpy(shared_memory + address, &v, sizeof v);
+}
+
+inline Words4 load_shared_16(u32 address) { return emulate_load<Words4>(address); }
+inline u32 load_shared_4(u32 address) { return emulate_load<u32>(address); }
+inline u32 load_shared_2(u32 address) { return emulate_load<u16>(address); }
+inline float load_shared_float(u32 address) { return emulate_load<float>(address); }
+inline void store_shared_4(u32 address, u32 value) { emulate_store(address, value); }
+inline void store_shared_float(u32 address, float value) { emulate_store(address, value); }
+
+inline Words4 load_matrix_x4(u32 address) {
+    const auto* lanes = emulation::exchange(&address, 1);
+    const int lane = emulation::current % 32, g = lane / 4, t = lane % 4;
+    Words4 v;
+    for (int i = 0; i < 4; ++i) v.word[i] = emulate_load<u32>(lanes[8 * i + g][0] + 4 * t);
+    emulation::sync_warp();
+    return v;
+}
