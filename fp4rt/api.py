@@ -39,6 +39,7 @@ __all__ = [
     "quantization_error",
     "quantize",
     "relayout",
+    "unpack",
 ]
 
 ACTIVATION_DTYPES = ("float16", "bfloat16")
@@ -204,6 +205,12 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
     return _backend(views.data).prepack(views, _stream(stream, views.data))
 
 
+def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
+    """The tensor that a prepacked weight was made from: every byte of its blocks; padding comes back as zeros."""
+    tiles = interop.view(weight.data, "weight", stream)
+    return _backend(tiles).unpack(weight, _stream(stream, tiles))
+
+
 def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:
     """How well ``q`` represents ``x``: SQNR in dB, largest error, clipped blocks, zero blocks.
 
@@ -253,7 +260,7 @@ def _backend(view: ArrayView) -> Backend:
 
 
 def _stream(stream: Any, view: ArrayView) -> int:
-    return interop.stream_handle(stream, view) if view.device.kind == "cuda" else 0
+    return interop.stream_handle(stream, view)
 
 
 # ---- checks at the door

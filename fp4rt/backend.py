@@ -105,3 +105,6 @@ class Backend(Protocol):
 
     def prepack(self, b: QuantizedViews, stream: int) -> PrepackedWeight:
         """One-time repack of a weight (n, k)."""
+
+    def unpack(self, weight: PrepackedWeight, stream: int) -> QuantizedTensor:
+        """The tensor that ``weight`` was made from, padding zero."""

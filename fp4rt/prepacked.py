@@ -52,6 +52,7 @@ __all__ = [
     "PrepackedWeight",
     "check_version",
     "pack",
+    "records_of_rows",
     "tiles_shape",
     "unpack",
 ]
@@ -202,6 +203,14 @@ def unpack(tiles: np.ndarray, restored: np.ndarray, n: int, k: int, padded_n: in
     scales[rows_kept, columns] = records["column_and_scale"] & 0xFF
     data.reshape(n, -1, _BLOCK_BYTES)[rows_kept, columns] = records["codes"]
     return data, scales
+
+
+def records_of_rows(restored: np.ndarray, first: int, end: int) -> np.ndarray:
+    """The records of rows ``first`` ... ``end``, their rows counted from ``first``: for unpacking a part of the tiles."""
+    records = np.ascontiguousarray(restored).view(_RECORD).reshape(-1)
+    inside = records[(records["row"] >= first) & (records["row"] < end)]
+    inside["row"] -= first
+    return inside.view(np.uint8).reshape(-1, RECORD_BYTES)
 
 
 def _rows_a_slab(k: int) -> int:

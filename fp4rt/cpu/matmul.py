@@ -1,0 +1,152 @@
+"""The product on the CPU: operands dequantized to fp32 in blocks, BLAS, and an epilogue that rounds once.
+
+code * scale has at most 6 significant bits, so both operands are exact in fp32 and only the order of BLAS's fp32
+additions is free; the global scales come in with alpha. Columns from k on are never read, whatever they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from fp4rt import interop, prepacked
+from fp4rt.backend import QuantizedViews
+from fp4rt.cpu.decode import Products, decode_rows
+from fp4rt.cpu.kernels.bits import KINDS
+from fp4rt.cpu.kernels.product import finish_rows, widen_rows
+from fp4rt.cpu.memory import Target, matrix, scalar
+from fp4rt.cpu.threads import map_rows
+from fp4rt.layout import LAYOUTS, ceil_div, round_up
+from fp4rt.prepacked import PrepackedWeight
+
+if TYPE_CHECKING:
+    from fp4rt.interop import ArrayView
+
+__all__ = ["matmul"]
+
+LINEAR = LAYOUTS["linear"]
+OPERAND_BLOCK = 1 << 22  # elements of an operand in fp32 at a time: 16 MB
+
+
+class _Operand(Protocol):
+    """A matrix whose rows can be had in fp32."""
+
+    shape: tuple[int, int]
+    scale: float  # the operand's values are rows / scale
+
+    def read(self, first: int, end: int, out: np.ndarray) -> None:
+        """Rows ``first`` ... ``end`` into fp32 ``out``."""
+
+
+class _Quantized:
+    def __init__(self, views: QuantizedViews) -> None:
+        self.views, self.shape = views, views.shape
+        self.scale = float(scalar(views.global_scale))
+        self.products = Products(np.float32(1), "float32")
+
+    def read(self, first: int, end: int, out: np.ndarray) -> None:
+        def run(begin: int, stop: int) -> None:
+            decode_rows(self.views, self.products, first + begin, first + stop, out[begin:stop].view(np.uint32))
+
+        map_rows(run, end - first, self.shape[1])
+
+
+class _Array:
+    scale = 1.0
+
+    def __init__(self, view: ArrayView) -> None:
+        self.source, self.shape = matrix(view), view.shape
+
+    def read(self, first: int, end: int, out: np.ndarray) -> None:
+        def run(begin: int, stop: int) -> None:
+            widen_rows(*self.source, self.shape[1], first + begin, out[begin:stop].reshape(-1))
+
+        map_rows(run, end - first, self.shape[1])
+
+
+class _Prepacked:
+    """Tiles are unpacked as they are read, so that a packed weight stays packed."""
+
+    def __init__(self, weight: PrepackedWeight) -> None:
+        prepacked.check_version(weight)
+        self.shape = weight.shape
+        self.scale = float(scalar(interop.view(weight.global_scale)))
+        self.tiles = interop.view(weight.data).bits()
+        self.records = np.ascontiguousarray(interop.view(weight.restored).bits())
+        self.padded_n = weight.padded_n
+
+    def read(self, first: int, end: int, out: np.ndarray) -> None:
+        tile_rows = slice(first // prepacked.TILE_ROWS, ceil_div(end, prepacked.TILE_ROWS))
+        records = prepacked.records_of_rows(self.records, first, end)
+        data, scales = prepacked.unpack(self.tiles[:, tile_rows], records, end - first, self.shape[1], self.padded_n)
+        one = np.ones(1, np.float32)
+        rows = QuantizedViews(
+            interop.view(data), interop.view(scales), interop.view(one), (end - first, self.shape[1]), LINEAR, self.padded_n
+        )
+        _Quantized(rows).read(0, end - first, out)
+
+
+def _operand(value: QuantizedViews | ArrayView | PrepackedWeight) -> _Operand:
+    if isinstance(value, QuantizedViews):
+        return _Quantized(value)
+    if isinstance(value, PrepackedWeight):
+        return _Prepacked(value)
+    return _Array(value)
+
+
+def matmul(
+    a: QuantizedViews | ArrayView,
+    b: QuantizedViews | PrepackedWeight,
+    out_dtype: str,
+    alpha: ArrayView | float | None,
+    bias: ArrayView | None,
+    out: ArrayView | None,
+    stream: int = 0,
+) -> Any:
+    """See :class:`fp4rt.backend.Backend`."""
+    left, right = _operand(a), _operand(b)
+    (m, k), n = left.shape, right.shape[0]
+    library = a.data.library if isinstance(a, QuantizedViews) else a.library
+    target = Target((m, n), out_dtype, out, library)
+    factor = _true_alpha(left.scale * right.scale) if alpha is None else scalar(alpha)
+    addend = np.empty(n if bias is not None else 0, np.float32)
+    if bias is not None:
+        widen_rows(*matrix(bias), n, 0, addend)
+
+    rows_a_block = max(1, OPERAND_BLOCK // k)
+    columns_a_block = round_up(rows_a_block, prepacked.TILE_ROWS)
+    rows = np.empty((min(m, rows_a_block), k), np.float32)
+    columns = np.empty((min(n, columns_a_block), k), np.float32)
+    sums = np.empty(rows.shape[0] * columns.shape[0], np.float32)
+    for i in range(0, m, rows_a_block):
+        x = rows[: min(rows_a_block, m - i)]
+        left.read(i, i + len(x), x)
+        for j in range(0, n, columns_a_block):
+            w = columns[: min(columns_a_block, n - j)]
+            right.read(j, j + len(w), w)
+            product = sums[: len(x) * len(w)].reshape(len(x), len(w))
+            with np.errstate(all="ignore"):  # NaN scales and infinite activations are values, not mistakes
+                np.matmul(x, w.T, out=product)
+            _finish(product, factor, addend, target.bits[i : i + len(x)], j, KINDS[out_dtype])
+    return target.finish()
+
+
+def _true_alpha(scales: float) -> np.float32:
+    """1 / (product of the operands' global scales), rounded once; beyond fp32 it is infinity."""
+    with np.errstate(over="ignore"):
+        return np.float32(1.0 / scales if scales else math.inf)
+
+
+def _finish(
+    product: np.ndarray, alpha: np.float32, bias: np.ndarray, out: np.ndarray, first_column: int, kind: int
+) -> None:
+    width, n = product.shape[1], out.shape[1]
+
+    def run(first: int, end: int) -> None:
+        rows = out[first:end].reshape(-1)
+        sums = product[first:end].reshape(-1)
+        finish_rows(rows, sums, alpha, bias, bias.size > 0, width, n, first_column, kind)
+
+    map_rows(run, *product.shape)
