@@ -1,0 +1,91 @@
+"""fp4rt in PyTorch: operators that ``torch.compile`` understands, a linear layer, and a model converter.
+
+``fp4rt.quantize`` and the other functions take torch tensors as they are; use this module inside ``torch.compile``,
+and for layers::
+
+    import fp4rt.torch
+    fp4rt.torch.quantize_model(model, exclude="lm_head")
+    model = torch.compile(model, fullgraph=True)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fp4rt.torch import ops
+from fp4rt.torch.linear import NVFP4Linear
+from fp4rt.torch.model import quantize_model
+
+__all__ = ["NVFP4Linear", "dequantize", "global_scale", "matmul", "ops", "quantize", "quantize_model", "relayout"]
+
+
+def quantize(
+    x: torch.Tensor, global_scale: torch.Tensor | None = None, *, layout: str = "128x4", padded_n: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(data, scales, global_scale) of x (m, n), as :func:`fp4rt.quantize` computes them.
+
+    Args:
+        x: (m, n) float16, bfloat16 or float32.
+        global_scale: the encode scale as a one-element fp32 tensor on x's device; None computes it.
+        layout: "128x4", "linear" or "8x4".
+        padded_n: columns in memory, a multiple of 16.
+    """
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ops.quantize(x, global_scale, layout, padded_n)
+    return result
+
+
+def dequantize(
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    *,
+    n: int | None = None,
+    layout: str = "128x4",
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """(m, n) in ``dtype``; n is all columns in memory where None."""
+    n = data.shape[1] * 2 if n is None else n
+    result: torch.Tensor = ops.dequantize(data, scales, global_scale, n, layout, dtype)
+    return result
+
+
+def relayout(
+    data: torch.Tensor, scales: torch.Tensor, to: str, *, n: int | None = None, layout: str = "128x4"
+) -> torch.Tensor:
+    """The scales in layout ``to``; data only says how many rows and columns there are."""
+    n = data.shape[1] * 2 if n is None else n
+    result: torch.Tensor = ops.relayout(data, scales, n, layout, to)
+    return result
+
+
+def global_scale(x: torch.Tensor) -> torch.Tensor:
+    """fp32 (1,): 2688 / amax over the finite values of x (m, n)."""
+    result: torch.Tensor = ops.global_scale(x)
+    return result
+
+
+def matmul(
+    a: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    b: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    k: int | None = None,
+    layouts: tuple[str, str] = ("128x4", "128x4"),
+    out_dtype: torch.dtype = torch.bfloat16,
+    alpha: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(m, n) = alpha * a @ b.T + bias of two quantized tensors.
+
+    Args:
+        a, b: (data, scales, global_scale) of (m, k) and (n, k).
+        k: columns; all in memory where None.
+        layouts: where a's and b's scales lie.
+        out_dtype: torch.float16, torch.bfloat16 or torch.float32.
+        alpha: one-element fp32 tensor; None means 1 / (product of the global scales).
+        bias: (n,).
+    """
+    arguments: Any = (*a, layouts[0], *b, layouts[1], a[0].shape[1] * 2 if k is None else k, out_dtype, alpha, bias)
+    result: torch.Tensor = ops.matmul(*arguments)
+    return result

@@ -1,0 +1,252 @@
+"""``NVFP4Linear``: a linear layer whose weight is an NVFP4 tensor."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from fp4rt import api
+from fp4rt.errors import ShapeError
+from fp4rt.format import BLOCK, CODES_PER_BYTE
+from fp4rt.layout import block_columns, round_up
+from fp4rt.prepacked import PrepackedWeight
+from fp4rt.tensor import QuantizedTensor
+from fp4rt.torch import ops
+
+__all__ = ["MODES", "Mode", "NVFP4Linear"]
+
+Mode = Literal["w4a16", "w4a4"]
+MODES = ("w4a16", "w4a4")
+STORED_LAYOUT = "linear"  # of the scales in the state dict, as compressed-tensors has them
+_TILES = ("prepacked_data", "prepacked_restored")
+
+
+class NVFP4Linear(torch.nn.Module):
+    """``y = x @ weight.T + bias`` with the weight (out_features, in_features) in NVFP4. For inference: no gradients.
+
+    Buffers, and so the state dict, have the names and the meaning of compressed-tensors:
+
+    - ``weight_packed`` uint8 (out, padded_in / 2), ``weight_scale`` uint8 (out, padded_in / 16), row-major;
+    - ``weight_global_scale`` fp32 (1,): the encode scale 2688 / amax;
+    - ``input_global_scale`` fp32 (1,), only with a fixed one: the encode scale of the activations.
+
+    ``.to()`` moves them; a dtype there changes the bias alone. A float8 ``weight_scale`` is loaded by its bytes. On a
+    CUDA device the weight is repacked at the first call, or by :meth:`prepack`, and then held in that form only; the
+    state dict is made from it, byte for byte.
+
+    Args:
+        in_features, out_features: sizes; in_features need not be a multiple of 16.
+        bias: whether there is one.
+        mode: "w4a16": 16-bit activations. "w4a4": activations are quantized to NVFP4 on the way in.
+        input_global_scale: "w4a4" only: whether the activations' encode scale is fixed (loaded, or set by
+            ``from_linear``); else it is computed from each batch, on the device.
+        device, dtype: of the bias, and where the buffers are.
+
+    Raises:
+        ValueError: the mode is unknown, or a fixed input scale is asked for with 16-bit activations.
+    """
+
+    weight_packed: torch.Tensor
+    weight_scale: torch.Tensor
+    weight_global_scale: torch.Tensor
+    input_global_scale: torch.Tensor | None
+    prepacked_data: torch.Tensor | None
+    prepacked_restored: torch.Tensor | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        mode: Mode = "w4a16",
+        input_global_scale: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if mode not in MODES:
+            raise ValueError(f"NVFP4Linear needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
+        if input_global_scale and mode != "w4a4":
+            raise ValueError(f"NVFP4Linear has an input_global_scale only with mode='w4a4', got mode={mode!r}")
+        self.in_features, self.out_features, self.mode = in_features, out_features, mode
+        self.padded_in = round_up(in_features, BLOCK)
+        data = (out_features, self.padded_in // CODES_PER_BYTE)
+        scales = (out_features, block_columns(self.padded_in))
+        one = torch.ones(1, dtype=torch.float32, device=device)
+        self.register_buffer("weight_packed", torch.zeros(data, dtype=torch.uint8, device=device))
+        self.register_buffer("weight_scale", torch.zeros(scales, dtype=torch.uint8, device=device))
+        self.register_buffer("weight_global_scale", one)
+        self.register_buffer("input_global_scale", one.clone() if input_global_scale else None)
+        for name in _TILES:
+            self.register_buffer(name, None, persistent=False)
+        self.bias = (
+            torch.nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype), requires_grad=False)
+            if bias
+            else None
+        )
+
+    @classmethod
+    def from_linear(
+        cls, linear: torch.nn.Linear, mode: Mode = "w4a16", input_global_scale: Any = None, weight: Any = None
+    ) -> NVFP4Linear:
+        """Quantize an ``nn.Linear``.
+
+        Args:
+            linear: float16, bfloat16 or float32 weight, on any device; it stays as it is.
+            mode: "w4a16" or "w4a4".
+            input_global_scale: "w4a4" only: the activations' encode scale, 2688 / amax from calibration.
+            weight: a QuantizedTensor (out, in) to take instead of quantizing, e.g. from a checkpoint.
+
+        Returns:
+            The layer, on the same device, with the bias in its own dtype.
+        """
+        bias = linear.bias
+        layer = cls(
+            linear.in_features,
+            linear.out_features,
+            bias is not None,
+            mode,
+            input_global_scale is not None,
+            linear.weight.device,
+            None if bias is None else bias.dtype,
+        )
+        if weight is None:
+            source = linear.weight.detach()
+            weight = api.quantize(source, layout=STORED_LAYOUT, padded_n=layer.padded_in)
+        layer.set_weight(weight)
+        if bias is not None and layer.bias is not None:
+            layer.bias.data.copy_(bias.detach())
+        if layer.input_global_scale is not None:
+            layer.input_global_scale.fill_(input_global_scale)
+        layer.train(linear.training)
+        return layer
+
+    def set_weight(self, weight: QuantizedTensor) -> None:
+        """Take a quantized weight (out_features, in_features), any layout, padded to ``padded_in`` columns.
+
+        Raises:
+            ShapeError: another shape or padding.
+        """
+        if weight.shape != (self.out_features, self.in_features) or weight.padded_n != self.padded_in:
+            raise ShapeError(
+                f"NVFP4Linear needs a weight of shape {(self.out_features, self.in_features)} with padded_n = "
+                f"{self.padded_in}, got {weight.shape} with padded_n = {weight.padded_n}"
+            )
+        stored = weight if weight.layout == STORED_LAYOUT else weight.relayout(STORED_LAYOUT)
+        self.weight_packed, self.weight_scale = stored.data, stored.scales
+        self.weight_global_scale = stored.global_scale
+        self.prepacked_data = self.prepacked_restored = None
+
+    @property
+    def prepacked(self) -> bool:
+        """Whether the weight is held repacked."""
+        return self.prepacked_data is not None
+
+    def weight(self) -> QuantizedTensor:
+        """The weight as a quantized tensor, row-major scales."""
+        if self.prepacked:
+            return self._tiles().unpack()
+        shape = (self.out_features, self.in_features)
+        return QuantizedTensor.trusted(
+            self.weight_packed, self.weight_scale, self.weight_global_scale, shape, STORED_LAYOUT, self.padded_in
+        )
+
+    def prepack(self) -> NVFP4Linear:
+        """Repack the weight for speed and hold it in that form only. Call it before ``torch.compile`` or a capture."""
+        if not self.prepacked:
+            tiles = api.prepack(self.weight())
+            self.prepacked_data, self.prepacked_restored = tiles.data, tiles.restored
+            self.weight_packed = self.weight_packed.new_empty(0)
+            self.weight_scale = self.weight_scale.new_empty(0)
+        return self
+
+    def unpack(self) -> NVFP4Linear:
+        """Undo :meth:`prepack`, byte for byte."""
+        if self.prepacked:
+            self.set_weight(self.weight())
+        return self
+
+    def _tiles(self) -> PrepackedWeight:
+        shape = (self.out_features, self.in_features)
+        return PrepackedWeight(
+            self.prepacked_data,
+            self.prepacked_restored,
+            self.weight_global_scale,
+            shape,
+            STORED_LAYOUT,
+            self.padded_in,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(..., out_features) in x's dtype.
+
+        Args:
+            x: (..., in_features), float16 or bfloat16; float32 too with mode "w4a4".
+
+        Raises:
+            ShapeError, DtypeError, DeviceError: x does not fit the weight.
+        """
+        if x.shape[-1] != self.in_features:
+            raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
+        rows = x.reshape(-1, self.in_features)
+        quantize_input = self.mode == "w4a4"
+        if self.prepacked_data is None and x.is_cuda and not torch.compiler.is_compiling():
+            self.prepack()
+        if self.prepacked_data is not None:
+            y = ops.linear_prepacked(
+                rows,
+                self.prepacked_data,
+                self.prepacked_restored,
+                self.weight_global_scale,
+                self.out_features,
+                STORED_LAYOUT,
+                self.padded_in,
+                self.bias,
+                quantize_input,
+                self.input_global_scale,
+            )
+        else:
+            y = ops.linear(
+                rows,
+                self.weight_packed,
+                self.weight_scale,
+                self.weight_global_scale,
+                STORED_LAYOUT,
+                self.bias,
+                quantize_input,
+                self.input_global_scale,
+            )
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        """Sizes, bias, mode: the inside of the printed module."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
+            f"mode={self.mode!r}"
+        )
+
+    # ---- what torch calls when it moves, saves and loads
+
+    def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
+        """Move the buffers; fp32 scales keep their dtype (``.half()`` is for activations), tiles stay on CUDA only."""
+        scales = {name: getattr(self, name) for name in ("weight_global_scale", "input_global_scale")}
+        super()._apply(fn, recurse)
+        for name, before in scales.items():
+            if before is not None and getattr(self, name).dtype != before.dtype:
+                setattr(self, name, before.to(getattr(self, name).device))
+        return self
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.prepacked:
+            weight = self.weight()
+            destination[prefix + "weight_packed"], destination[prefix + "weight_scale"] = weight.data, weight.scales
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        self.unpack()
+        name = prefix + "weight_scale"
+        given = state_dict.get(name)
+        if isinstance(given, torch.Tensor) and given.dtype in (torch.float8_e4m3fn, torch.int8):
+            state_dict[name] = given.view(torch.uint8)  # bytes; copying would convert the values
+        super()._load_from_state_dict(state_dict, prefix, *args)

@@ -1,0 +1,82 @@
+"""``quantize_model``: replace a model's linear layers by NVFP4 ones, in place."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fp4rt.torch.linear import MODES, Mode, NVFP4Linear
+
+__all__ = ["quantize_model"]
+
+Selection = str | Iterable[str] | Callable[[str, torch.nn.Linear], bool] | None
+
+
+def quantize_model(
+    model: torch.nn.Module,
+    include: Selection = None,
+    exclude: Selection = None,
+    *,
+    mode: Mode = "w4a16",
+    input_global_scales: dict[str, Any] | None = None,
+) -> list[str]:
+    """Replace every selected ``nn.Linear`` of ``model`` by an :class:`NVFP4Linear`, in place.
+
+    Args:
+        model: any module; a layer that is used twice is replaced by one layer in both places.
+        include: which layers, by dotted name: a shell pattern or several ("*.mlp.*"), or a function of (name, layer);
+            None means all.
+        exclude: which of these not, in the same form ("lm_head").
+        mode: "w4a16" or "w4a4".
+        input_global_scales: for "w4a4": the activations' encode scale of layers by name; others compute it per batch.
+
+    Returns:
+        Names of the replaced layers, in the model's order.
+
+    Raises:
+        ValueError: the mode is unknown, the model is itself the only linear layer (there is nothing to replace it in),
+            a pattern selects nothing, or ``input_global_scales`` names a layer that was not replaced.
+    """
+    if mode not in MODES:
+        raise ValueError(f"quantize_model needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
+    if isinstance(model, torch.nn.Linear):
+        raise ValueError("quantize_model replaces layers inside a model, got a lone nn.Linear; use NVFP4Linear.from_linear")
+    scales = dict(input_global_scales or {})
+    linears = {
+        name: layer
+        for name, layer in model.named_modules(remove_duplicate=False)
+        if type(layer) is torch.nn.Linear  # a subclass may do more than a product: its owner decides
+    }
+    chosen = _select(linears, include, "include") if include is not None else set(linears)
+    if exclude is not None:
+        chosen -= _select(linears, exclude, "exclude")
+    unknown = set(scales) - chosen
+    if unknown:
+        raise ValueError(f"quantize_model: input_global_scales names {sorted(unknown)}, which are not among the layers")
+    replaced: dict[int, NVFP4Linear] = {}
+    for name, layer in linears.items():
+        if name not in chosen:
+            continue
+        if id(layer) not in replaced:
+            replaced[id(layer)] = NVFP4Linear.from_linear(layer, mode, scales.get(name))
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, replaced[id(layer)])
+    return [name for name in linears if name in chosen]
+
+
+def _select(linears: dict[str, torch.nn.Linear], selection: Selection, argument: str) -> set[str]:
+    if callable(selection):
+        return {name for name, layer in linears.items() if selection(name, layer)}
+    patterns = [selection] if isinstance(selection, str) else list(selection or ())
+    chosen: set[str] = set()
+    for pattern in patterns:
+        matched = set(fnmatch.filter(linears, pattern))
+        if not matched:
+            raise ValueError(
+                f"quantize_model: {argument} pattern {pattern!r} matches no linear layer; there are {sorted(linears)}"
+            )
+        chosen |= matched
+    return chosen

@@ -1,0 +1,259 @@
+"""The functions as PyTorch operators, ``torch.ops.fp4rt.*``, with fake implementations for ``torch.compile``.
+
+An operator takes and returns plain tensors: a quantized tensor is (data, scales, global_scale) with its columns n and
+its layout beside it. Results are torch's own memory, so that torch's allocator, its graphs and its memory planning see
+them; the kernels write every byte of it. No operator is differentiable: a backward pass through one raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fp4rt import api
+from fp4rt.layout import block_columns, data_shape, get_layout
+from fp4rt.prepacked import PrepackedWeight
+from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
+
+__all__ = ["dequantize", "global_scale", "linear", "linear_prepacked", "matmul", "quantize", "relayout"]
+
+_library = torch.library.Library("fp4rt", "DEF")
+
+
+def _operator(schema: str) -> Any:
+    """Define ``fp4rt::schema``; the decorated function runs it on both devices, ``.fake`` shapes it."""
+
+    def register(function: Any) -> Any:
+        name = _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
+        for device in ("CPU", "CUDA"):
+            _library.impl(name, function, device)
+        torch.library.register_autograd(f"fp4rt::{name}", _refuse_backward(name), lib=_library)
+        return getattr(torch.ops.fp4rt, name)
+
+    return register
+
+
+def _refuse_backward(name: str) -> Any:
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise NotImplementedError(
+            f"fp4rt::{name} has no gradient: quantized weights are for inference; call it under torch.no_grad()"
+        )
+
+    return backward
+
+
+def _fake(name: str) -> Any:
+    return torch.library.register_fake(f"fp4rt::{name}", lib=_library)
+
+
+def _empty_quantized(x: torch.Tensor, n: int, layout: str, padded_n: int | None) -> tuple[torch.Tensor, ...]:
+    """Memory for the codes, scales and global scale of x (m, n)."""
+    m = x.shape[0]
+    padded_n = n if padded_n is None else padded_n
+    scale_shape = get_layout(layout).shape(m, block_columns(padded_n))
+    return (
+        x.new_empty(data_shape(m, padded_n), dtype=torch.uint8),
+        x.new_empty(scale_shape, dtype=torch.uint8),
+        x.new_empty((1,), dtype=torch.float32),
+    )
+
+
+def _tensor(
+    data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str
+) -> QuantizedTensor:
+    """The quantized tensor (m, n) that these three make up, checked."""
+    return QuantizedTensor(data, scales, global_scale, (data.shape[0], n), layout, data.shape[1] * 2)
+
+
+@_operator("quantize(Tensor x, Tensor? global_scale, str layout, SymInt? padded_n) -> (Tensor, Tensor, Tensor)")
+def quantize(
+    x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
+) -> tuple[torch.Tensor, ...]:
+    """(data, scales, global_scale) of x (m, n)."""
+    shape = check_matrix_shape(x.shape, "quantize needs x")
+    padded_n = check_padded_n("quantize", shape, padded_n)
+    layout = get_layout(layout).name
+    parts = _empty_quantized(x, shape[1], layout, padded_n)
+    out = QuantizedTensor.trusted(*parts, shape, layout, padded_n)
+    api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
+    return parts
+
+
+@_fake("quantize")
+def _(
+    x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
+) -> tuple[torch.Tensor, ...]:
+    return _empty_quantized(x, x.shape[1], layout, padded_n)
+
+
+@_operator(
+    "dequantize(Tensor data, Tensor scales, Tensor global_scale, SymInt n, str layout, ScalarType dtype) -> Tensor"
+)
+def dequantize(
+    data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str, dtype: torch.dtype
+) -> torch.Tensor:
+    """(m, n) in ``dtype``."""
+    out = data.new_empty((data.shape[0], n), dtype=dtype)
+    api.dequantize(_tensor(data, scales, global_scale, n, layout), dtype, out=out)
+    return out
+
+
+@_fake("dequantize")
+def _(
+    data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str, dtype: torch.dtype
+) -> torch.Tensor:
+    return data.new_empty((data.shape[0], n), dtype=dtype)
+
+
+@_operator("relayout(Tensor data, Tensor scales, SymInt n, str layout, str to) -> Tensor")
+def relayout(data: torch.Tensor, scales: torch.Tensor, n: int, layout: str, to: str) -> torch.Tensor:
+    """The scales of (data, scales) in layout ``to``; data is not read."""
+    one = torch.ones(1, dtype=torch.float32, device=data.device)
+    result: torch.Tensor = api.relayout(_tensor(data, scales, one, n, layout), to).scales
+    return result.clone() if result.data_ptr() == scales.data_ptr() else result  # an operator's result is its own
+
+
+@_fake("relayout")
+def _(data: torch.Tensor, scales: torch.Tensor, n: int, layout: str, to: str) -> torch.Tensor:
+    return scales.new_empty(get_layout(to).shape(data.shape[0], block_columns(data.shape[1] * 2)))
+
+
+@_operator("global_scale(Tensor x) -> Tensor")
+def global_scale(x: torch.Tensor) -> torch.Tensor:
+    """fp32 (1,): 2688 / amax."""
+    result: torch.Tensor = api.global_scale(x)
+    return result
+
+
+@_fake("global_scale")
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((1,), dtype=torch.float32)
+
+
+@_operator(
+    "matmul(Tensor a_data, Tensor a_scales, Tensor a_global_scale, str a_layout, Tensor b_data, Tensor b_scales, "
+    "Tensor b_global_scale, str b_layout, SymInt k, ScalarType out_dtype, Tensor? alpha, Tensor? bias) -> Tensor"
+)
+def matmul(
+    a_data: torch.Tensor,
+    a_scales: torch.Tensor,
+    a_global_scale: torch.Tensor,
+    a_layout: str,
+    b_data: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_global_scale: torch.Tensor,
+    b_layout: str,
+    k: int,
+    out_dtype: torch.dtype,
+    alpha: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """(m, n) = alpha * a (m, k) @ b (n, k).T + bias, both quantized."""
+    a = _tensor(a_data, a_scales, a_global_scale, k, a_layout)
+    b = _tensor(b_data, b_scales, b_global_scale, k, b_layout)
+    out = a_data.new_empty((a_data.shape[0], b_data.shape[0]), dtype=out_dtype)
+    api.matmul(a, b, out_dtype=out_dtype, alpha=alpha, bias=bias, out=out)
+    return out
+
+
+@_fake("matmul")
+def _(
+    a_data: torch.Tensor,
+    a_scales: torch.Tensor,
+    a_global_scale: torch.Tensor,
+    a_layout: str,
+    b_data: torch.Tensor,
+    b_scales: torch.Tensor,
+    b_global_scale: torch.Tensor,
+    b_layout: str,
+    k: int,
+    out_dtype: torch.dtype,
+    alpha: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    return a_data.new_empty((a_data.shape[0], b_data.shape[0]), dtype=out_dtype)
+
+
+@_operator(
+    "linear(Tensor x, Tensor data, Tensor scales, Tensor global_scale, str layout, Tensor? bias, "
+    "bool quantize_input, Tensor? input_global_scale) -> Tensor"
+)
+def linear(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    layout: str,
+    bias: torch.Tensor | None,
+    quantize_input: bool,
+    input_global_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """(m, n) in x's dtype = x (m, k) @ weight (n, k).T + bias; x is quantized first where asked."""
+    weight = _tensor(data, scales, global_scale, x.shape[1], layout)
+    return _apply_weight(x, weight, bias, quantize_input, input_global_scale, data.shape[1] * 2)
+
+
+@_fake("linear")
+def _(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    layout: str,
+    bias: torch.Tensor | None,
+    quantize_input: bool,
+    input_global_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], data.shape[0]))
+
+
+@_operator(
+    "linear_prepacked(Tensor x, Tensor data, Tensor restored, Tensor global_scale, SymInt n, str layout, "
+    "SymInt padded_k, Tensor? bias, bool quantize_input, Tensor? input_global_scale) -> Tensor"
+)
+def linear_prepacked(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    restored: torch.Tensor,
+    global_scale: torch.Tensor,
+    n: int,
+    layout: str,
+    padded_k: int,
+    bias: torch.Tensor | None,
+    quantize_input: bool,
+    input_global_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    """:func:`linear` with a weight that ``fp4rt.prepack`` repacked."""
+    weight = PrepackedWeight(data, restored, global_scale, (n, x.shape[1]), layout, padded_k)
+    return _apply_weight(x, weight, bias, quantize_input, input_global_scale, padded_k)
+
+
+@_fake("linear_prepacked")
+def _(
+    x: torch.Tensor,
+    data: torch.Tensor,
+    restored: torch.Tensor,
+    global_scale: torch.Tensor,
+    n: int,
+    layout: str,
+    padded_k: int,
+    bias: torch.Tensor | None,
+    quantize_input: bool,
+    input_global_scale: torch.Tensor | None,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], n))
+
+
+def _apply_weight(
+    x: torch.Tensor,
+    weight: QuantizedTensor | PrepackedWeight,
+    bias: torch.Tensor | None,
+    quantize_input: bool,
+    input_global_scale: torch.Tensor | None,
+    padded_k: int,
+) -> torch.Tensor:
+    a: Any = api.quantize(x, input_global_scale, padded_n=padded_k) if quantize_input else x
+    out = x.new_empty((x.shape[0], weight.shape[0]))
+    api.matmul(a, weight, out_dtype=x.dtype, bias=bias, out=out)
+    return out
