@@ -1,0 +1,66 @@
+"""The README's performance tables: what is drawn from a row, and which mistakes in the markers are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench import make_tables
+from bench.rows import Row, timing, write_rows
+
+
+@pytest.fixture
+def results(tmp_path):
+    write_rows(
+        "quantize",
+        [
+            Row("quantize", "8192 x 8192", 43.21, 0.5, 5.1, "TB/s", 93.0, "a copy", 2.5, "the reference"),
+            Row("quantize", "16 x 8192", 5.4, 0.1),
+        ],
+        tmp_path,
+    )
+    return tmp_path
+
+
+def test_table_shows_each_case_with_the_columns_it_has(results):
+    text = make_tables.fill("before\n<!-- table: quantize -->\nold\n<!-- end table -->\nafter", results)
+    assert "| case | time | rate | % of a copy | x the reference |" in text
+    assert "| 8192 x 8192 | 43.2 µs | 5.1 TB/s | 93 | 2.50 |" in text
+    assert "| 16 x 8192 | 5.4 µs |  |  |  |" in text
+    assert "old" not in text
+    assert text.startswith("before")
+    assert text.endswith("after")
+    assert "Measured on: " in text
+
+
+def test_filling_twice_changes_nothing(results):
+    once = make_tables.fill("<!-- table: quantize -->\n<!-- end table -->", results)
+    assert make_tables.fill(once, results) == once
+
+
+def test_match_selects_cases(results):
+    text = make_tables.fill('<!-- table: quantize match="^16 " -->\n<!-- end table -->', results)
+    assert "| 16 x 8192 |" in text
+    assert "| 8192 x 8192 |" not in text
+
+
+@pytest.mark.parametrize(
+    ("marker", "message"),
+    [
+        ("<!-- table: nothing -->\n<!-- end table -->", "nothing"),
+        ('<!-- table: quantize match="1 x 1" -->\n<!-- end table -->', "1 x 1"),
+        ("<!-- table: quantize -->\nno end", "misspelled"),
+        ("<!-- table: quantize matched=3 -->\n<!-- end table -->", "misspelled"),
+    ],
+)
+def test_wrong_marker_is_refused(results, marker, message):
+    with pytest.raises(make_tables.BadTable, match=message):
+        make_tables.fill(marker, results)
+
+
+def test_timing_is_the_median_and_the_middle_half():
+    assert timing([1e-6, 2e-6, 3e-6, 4e-6, 1.0]) == pytest.approx((3.0, 5e5), rel=1e-2)
+
+
+def test_a_row_carries_the_machine_it_was_measured_on(results):
+    facts = make_tables.load_rows("quantize", results)[0]["machine"]
+    assert {"processor", "cores", "python", "numpy"} <= set(facts)
