@@ -6,6 +6,7 @@ An upstream is stream-ordered: memory from ``alloc(n, device, s)`` may be used b
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from fp4rt.errors import BackendUnavailable, DeviceError
 
 __all__ = ["HostUpstream", "Upstream", "make_upstream", "register_upstream"]
 
+BACKENDS = {"cuda": "fp4rt.cuda.memory"}  # the module that registers a device kind's upstream, loaded when needed
 HOST_ALIGNMENT = 64  # a cache line, and the widest vector load
 
 
@@ -129,6 +131,8 @@ def make_upstream(kind: str, given: Any = None) -> Upstream:
     if getattr(given, "kind", None) == kind:
         upstream: Upstream = given
         return upstream
+    if kind not in _FACTORIES and kind in BACKENDS:
+        importlib.import_module(BACKENDS[kind])
     if kind not in _FACTORIES:
         raise BackendUnavailable(
             f"pool: no allocator for device kind {kind!r} is registered; import fp4rt.{kind} first, or pass upstream="
