@@ -10,10 +10,10 @@ import numba
 import numpy as np
 
 from fp4rt.cpu.kernels.bits import round_to_kind
-from fp4rt.cpu.kernels.compiled import COUNT, FLOAT, OFFSETS, Kernel, const
+from fp4rt.cpu.kernels.compiled import COUNT, FLOAT, OFFSETS, Kernel, const, device_function
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E2M1, E4M3
 
-__all__ = ["TABLE_SIZE", "dequantize_rows", "product_table"]
+__all__ = ["TABLE_SIZE", "decode_row", "dequantize_rows", "product_table"]
 
 SCALE_VALUES = E4M3.values
 CODE_VALUES = E2M1.values
@@ -32,21 +32,27 @@ def _product_table(table, global_scale, kind):
             table[byte * CODES + code] = round_to_kind(CODE_VALUES[code] * scale, kind)
 
 
+@device_function
+def decode_row(target, table, codes, scales, row_offset, column_offsets):
+    """One row; ``target`` has its n columns."""
+    whole_blocks = target.size // BLOCK
+    for block in range(whole_blocks):
+        first = np.int64(scales[row_offset + column_offsets[block]]) * CODES
+        products = table[first : first + CODES]
+        for j in range(BLOCK_BYTES):
+            byte = np.int64(codes[block * BLOCK_BYTES + j])
+            target[block * BLOCK + 2 * j] = products[byte & CODE_MASK]
+            target[block * BLOCK + 2 * j + 1] = products[byte >> CODE_BITS]
+    for c in range(whole_blocks * BLOCK, target.size):  # a partial last block
+        byte = np.int64(codes[c // CODES_PER_BYTE])
+        code = byte & CODE_MASK if c % CODES_PER_BYTE == 0 else byte >> CODE_BITS
+        target[c] = table[np.int64(scales[row_offset + column_offsets[whole_blocks]]) * CODES + code]
+
+
 def _dequantize_rows(out, table, data, row_bytes, scales, row_offsets, column_offsets, n, first_row):
     for i in range(row_offsets.size):
         codes = data[(first_row + i) * row_bytes : (first_row + i + 1) * row_bytes]
-        target = out[i * n : (i + 1) * n]
-        whole_blocks = n // BLOCK
-        for block in range(whole_blocks):
-            products = table[np.int64(scales[row_offsets[i] + column_offsets[block]]) * CODES :][:CODES]
-            for j in range(BLOCK_BYTES):
-                byte = np.int64(codes[block * BLOCK_BYTES + j])
-                target[block * BLOCK + 2 * j] = products[byte & CODE_MASK]
-                target[block * BLOCK + 2 * j + 1] = products[byte >> CODE_BITS]
-        for c in range(whole_blocks * BLOCK, n):  # a partial last block
-            byte = np.int64(codes[c // CODES_PER_BYTE])
-            code = byte & CODE_MASK if c % CODES_PER_BYTE == 0 else byte >> CODE_BITS
-            target[c] = table[np.int64(scales[row_offsets[i] + column_offsets[whole_blocks]]) * CODES + code]
+        decode_row(out[i * n : (i + 1) * n], table, codes, scales, row_offsets[i], column_offsets)
 
 
 def _signatures(element):

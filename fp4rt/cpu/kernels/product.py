@@ -6,24 +6,29 @@ import numba
 import numpy as np
 
 from fp4rt.cpu.kernels.bits import float_of, round_to_kind, widen
-from fp4rt.cpu.kernels.compiled import COUNT, FLAG, FLOAT, FLOATS, Kernel, const
+from fp4rt.cpu.kernels.compiled import COUNT, FLAG, FLOAT, FLOATS, Kernel, const, device_function
 
-__all__ = ["finish_rows", "widen_rows"]
+__all__ = ["finish_rows", "widen_row", "widen_rows"]
 
 u32 = np.uint32
+
+
+@device_function
+def widen_row(out, flat, start, stride, kind):
+    """One row as fp32."""
+    if stride == 1:
+        row = flat[start : start + out.size]
+        for c in range(out.size):
+            out[c] = float_of(u32(widen(u32(row[c]), kind)))
+    else:
+        for c in range(out.size):
+            out[c] = float_of(u32(widen(u32(flat[start + c * stride]), kind)))
 
 
 def _widen_rows(flat, start, row_stride, column_stride, kind, n, first_row, out):
     """Rows ``first_row`` ... as fp32 into ``out`` (rows x n, dense)."""
     for i in range(out.size // n):
-        source = start + (first_row + i) * row_stride
-        if column_stride == 1:
-            row = flat[source : source + n]
-            for c in range(n):
-                out[i * n + c] = float_of(u32(widen(u32(row[c]), kind)))
-        else:
-            for c in range(n):
-                out[i * n + c] = float_of(u32(widen(u32(flat[source + c * column_stride]), kind)))
+        widen_row(out[i * n : (i + 1) * n], flat, start + (first_row + i) * row_stride, column_stride, kind)
 
 
 def _finish_rows(out, sums, alpha, bias, has_bias, width, row_stride, first_column, kind):
