@@ -6,13 +6,15 @@
 //
 // so that the eight lanes that read together, whether two rows at chunks 4t + i (t = 0 .. 3) or eight rows at one
 // chunk, find eight different groups of banks.
+// Step i of a piece of 128 columns gets columns 32i .. 32i + 31 as they follow each other (NATURAL, by ldmatrix), or in
+// lane t columns 32t + 8i .. + 7 in the order of decoded codes (mma/nvfp4_pairs.cuh): the order of the weights.
 // Elements past k become 0; rows past m are not copied: they make only sums that nobody stores.
 #pragma once
 #include "block/guarded_copy.cuh"
 #include "kernels/gemm.cuh"
 #include "mma/nvfp4_pairs.cuh"
 
-template <typename Tile, i32 ALIGN>
+template <typename Tile, i32 ALIGN, bool NATURAL>
 struct HalfActivations {
     static constexpr i32 CHUNKS = Tile::block_k / 8;  // a row
     static constexpr i32 ROW_BYTES = CHUNKS * 16;
@@ -27,7 +29,7 @@ struct HalfActivations {
     i64 row_stride, column_stride;
     i32 rows, k;
     u32 from;         // this lane's row and k group, offset in a stage
-    u32 chunk_of[4];  // byte of chunk 4t + i in a piece
+    u32 chunk_of[4];  // byte in a piece of the chunk that this lane reads in step i
 
     __device__ __forceinline__ HalfActivations(const GemmArguments& args, const Tile& at, i64 first_row) {
         const i32 g = at.lane / 4, t = at.lane % 4;
@@ -37,9 +39,10 @@ struct HalfActivations {
         const i64 left = args.m - first_row;
         rows = left < Tile::block_m ? (i32)left : Tile::block_m;
         k = args.k;
-        from = (at.warp_m * Tile::token_tiles * 8 + g) * ROW_BYTES + at.warp_k * Tile::pieces * 256;
+        const i32 row = NATURAL ? at.lane % 8 : g;
+        from = (at.warp_m * Tile::token_tiles * 8 + row) * ROW_BYTES + at.warp_k * Tile::pieces * 256;
 #pragma unroll
-        for (i32 i = 0; i < 4; ++i) chunk_of[i] = swizzle(g, 4 * t + i) * 16;
+        for (i32 i = 0; i < 4; ++i) chunk_of[i] = swizzle(row, NATURAL ? 4 * i + at.lane / 8 : 4 * t + i) * 16;
     }
 
     static __device__ __forceinline__ u32 swizzle(u32 row, u32 chunk) { return chunk ^ (row % 8) ^ (chunk / 8 % 2 * 2); }
@@ -74,12 +77,17 @@ struct HalfActivations {
 
     __device__ __forceinline__ Piece read(u32 stage, i32 piece) const { return {stage + from + piece * 256}; }
 
-    // Columns 32t + 8i .. + 7 of a piece, as pairs (0, 4), (1, 5), (2, 6), (3, 7).
     __device__ __forceinline__ void fragments(const Piece& piece, i32 i, u32 (&b)[Tile::token_tiles][4]) const {
 #pragma unroll
         for (i32 tile = 0; tile < Tile::token_tiles; ++tile) {
-            const Words4 natural = load_shared_16(piece.row + tile * 8 * ROW_BYTES + chunk_of[i]);
-            natural_to_paired(natural.word, b[tile]);
+            const u32 address = piece.row + tile * 8 * ROW_BYTES + chunk_of[i];
+            if constexpr (NATURAL) {
+                const Words4 words = load_matrix_x4(address);
+#pragma unroll
+                for (i32 j = 0; j < 4; ++j) b[tile][j] = words.word[j];
+            } else {
+                natural_to_paired(load_shared_16(address).word, b[tile]);
+            }
         }
     }
 };

@@ -15,8 +15,10 @@
 #include "kernels/gemm.cuh"
 #include "mma/nvfp4_pairs.cuh"
 
-template <typename Tile, typename Pairs, i32 ALIGN, i32 SCALE_ALIGN, bool STREAM>
+template <typename Tile, i32 TYPE, i32 ALIGN, i32 SCALE_ALIGN, bool STREAM>
 struct StandardWeights {
+    using Pairs = PairsFor<TYPE>;
+    static constexpr bool NATURAL_ORDER = false;
     static constexpr i32 HALF_BYTES = 512, SCALE_BYTES = 128;  // of 8 rows x 128 columns; of 16 rows x 8 block columns
     static constexpr i32 CODE_STAGE_BYTES = Tile::block_n * Tile::block_k / 2;
     static constexpr i32 STAGE_BYTES = CODE_STAGE_BYTES + Tile::block_n * Tile::block_k / 16;
@@ -105,7 +107,7 @@ struct StandardWeights {
         }
     }
 
-    __device__ __forceinline__ Piece read(u32 stage, i32 piece) const {
+    __device__ __forceinline__ Piece read(u32 stage, i32 piece, const Tile&) const {
         Piece found;
 #pragma unroll
         for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) {

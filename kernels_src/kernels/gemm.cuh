@@ -2,7 +2,8 @@
 #pragma once
 #include "num/constants.cuh"
 
-constexpr i32 NVFP4 = 3;  // the kind of an operand, beside FLOAT16, BFLOAT16 and FLOAT32
+// Kinds of operands, beside the element types FLOAT16, BFLOAT16 and FLOAT32.
+constexpr i32 NVFP4 = 3, PREPACKED = 4;
 
 struct GemmArguments {
     const u8* a;              // (m, k) fp16 or bf16, or codes (m, 8 * a_columns) bytes

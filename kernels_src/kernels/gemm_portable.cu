@@ -11,9 +11,10 @@
 #include "block/gemm_epilogue.cuh"
 #include "block/half_activations.cuh"
 #include "block/nvfp4_activations.cuh"
+#include "block/prepacked_weights.cuh"
 #include "block/standard_weights.cuh"
 
-// Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_M, WARPS_K,
+// Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_KIND, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_M, WARPS_K,
 // ROW_TILES, TOKEN_TILES, PIECES, STAGES, BLOCKS_PER_SM, STREAM_WEIGHTS.
 
 struct Tile {
@@ -33,26 +34,31 @@ struct Tile {
     }
 };
 
-template <i32 KIND> struct Operand;
-template <> struct Operand<FLOAT16> {
-    using Pairs = Float16Pairs;
-    using Activations = HalfActivations<Tile, A_ALIGN>;
-    static constexpr float SUM_SCALE = Pairs::PRODUCT_INVERSE;
+constexpr i32 MMA_TYPE = A_KIND == BFLOAT16 ? BFLOAT16 : FLOAT16;  // what codes become
+template <i32 KIND>
+struct WeightsOfKind {
+    using Type = StandardWeights<Tile, MMA_TYPE, B_ALIGN, B_SCALE_ALIGN, STREAM_WEIGHTS>;
 };
-template <> struct Operand<BFLOAT16> {
-    using Pairs = BFloat16Pairs;
-    using Activations = HalfActivations<Tile, A_ALIGN>;
-    static constexpr float SUM_SCALE = Pairs::PRODUCT_INVERSE;
+template <>
+struct WeightsOfKind<PREPACKED> {
+    using Type = PrepackedWeights<Tile, MMA_TYPE, B_ALIGN, STREAM_WEIGHTS>;
 };
-template <> struct Operand<NVFP4> {
-    using Pairs = Float16Pairs;
-    using Activations = Nvfp4Activations<Tile, A_ALIGN, A_SCALE_ALIGN>;
-    static constexpr float SUM_SCALE = Pairs::PRODUCT_INVERSE * Pairs::PRODUCT_INVERSE;
-};
+using Weights = WeightsOfKind<B_KIND>::Type;
+using Pairs = Weights::Pairs;
+static_assert(A_KIND != NVFP4 || !Weights::NATURAL_ORDER, "decoded activations have the order of standard weights");
 
-using Pairs = Operand<A_KIND>::Pairs;
-using Activations = Operand<A_KIND>::Activations;
-using Weights = StandardWeights<Tile, Pairs, B_ALIGN, B_SCALE_ALIGN, STREAM_WEIGHTS>;
+template <i32 KIND>
+struct ActivationsOfKind {
+    using Type = HalfActivations<Tile, A_ALIGN, Weights::NATURAL_ORDER>;
+    static constexpr float SUM_SCALE = Pairs::PRODUCT_INVERSE;
+};
+template <>
+struct ActivationsOfKind<NVFP4> {
+    using Type = Nvfp4Activations<Tile, A_ALIGN, A_SCALE_ALIGN>;
+    static constexpr float SUM_SCALE = Pairs::PRODUCT_INVERSE * Float16Pairs::PRODUCT_INVERSE;
+};
+using Activations = ActivationsOfKind<A_KIND>::Type;
+constexpr float SUM_SCALE = ActivationsOfKind<A_KIND>::SUM_SCALE;
 
 constexpr i32 STAGE_BYTES = Weights::STAGE_BYTES + Activations::STAGE_BYTES;
 constexpr i32 SUM_STRIDE = Tile::block_n + 4;  // floats from one token's sums to the next one's; see the epilogue
@@ -61,11 +67,11 @@ static_assert(SHARED_BYTES >= STAGES * STAGE_BYTES && SHARED_BYTES >= SUM_BYTES,
 
 typedef float Sums[ROW_TILES][TOKEN_TILES][4];
 
-__device__ __forceinline__ void multiply_stage(const Weights& weights, const Activations& activations, u32 weight_stage,
-                                               u32 activation_stage, Sums& sums) {
+__device__ __forceinline__ void multiply_stage(const Weights& weights, const Activations& activations, const Tile& at,
+                                               u32 weight_stage, u32 activation_stage, Sums& sums) {
 #pragma unroll
     for (i32 p = 0; p < PIECES; ++p) {
-        const Weights::Piece codes = weights.read(weight_stage, p);
+        const Weights::Piece codes = weights.read(weight_stage, p, at);
         const Activations::Piece tokens = activations.read(activation_stage, p);
 #pragma unroll
         for (i32 i = 0; i < 4; ++i) {
@@ -99,7 +105,7 @@ __device__ __forceinline__ void spread_sums(u32 shared, const Tile& at, const Su
 #pragma unroll
             for (i32 i = 0; i < 4; ++i) {
                 const i32 offset = (tile * 8 + i % 2) * SUM_STRIDE + row_tile * 16 + i / 2 * 8;
-                store_shared_float(to + 4 * offset, sums[row_tile][tile][i] * Operand<A_KIND>::SUM_SCALE);
+                store_shared_float(to + 4 * offset, sums[row_tile][tile][i] * SUM_SCALE);
             }
         }
     }
@@ -167,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, BLOCKS_PER_SM)
         if (stage + STAGES - 1 < end) load(stage + STAGES - 1);
         cp_async_commit();
         const u32 from = shared + (stage - begin) % STAGES * STAGE_BYTES;
-        multiply_stage(weights, activations, from, from + Weights::STAGE_BYTES, sums);
+        multiply_stage(weights, activations, at, from, from + Weights::STAGE_BYTES, sums);
     }
     cp_async_wait<0>();
     __syncthreads();

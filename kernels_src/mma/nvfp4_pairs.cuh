@@ -14,6 +14,7 @@
 //
 // Source: OCP Microscaling Formats v1.0 (e2m1), OCP 8-bit floating point (e4m3).
 #pragma once
+#include "num/constants.cuh"
 #include "ptx/half_pairs.cuh"
 #include "ptx/logic.cuh"
 #include "ptx/mma_sync.cuh"
@@ -81,6 +82,19 @@ struct BFloat16Pairs {
   private:
     static constexpr u32 MASK = 0x81C081C0u, SIGNS = 0x80008000u;
 };
+
+template <i32 TYPE>
+struct PairsOf;
+template <>
+struct PairsOf<FLOAT16> {
+    using Type = Float16Pairs;
+};
+template <>
+struct PairsOf<BFLOAT16> {
+    using Type = BFloat16Pairs;
+};
+template <i32 TYPE>
+using PairsFor = typename PairsOf<TYPE>::Type;
 
 // Eight neighbours along k (two a register) in the order of decode: (0, 4), (1, 5), (2, 6), (3, 7).
 __device__ __forceinline__ void natural_to_paired(const u32 (&natural)[4], u32 (&paired)[4]) {
