@@ -42,6 +42,7 @@ THIRD_PARTY = {
     "compat": {"torch"},
     "torch": {"torch"},
     "jax": {"jax", "jaxlib"},
+    "coverage": {"pytest"},
     "cli": {"typer", "click", "rich", "matplotlib"},
 }
 EVERYWHERE = {"numpy", "ml_dtypes"}

@@ -91,8 +91,8 @@ def test_constants_of_the_format_are_written_once_in_the_kernels():
     assert again == []
 
 
-# A row or an offset taken modulo the tile's rows and scaled: the heart of the swizzled index.
-INDEX_ARITHMETIC = re.compile(r"%\s*(?:32|128|8)\b[^\n]*\*\s*(?:16|4|512|32)\b|/\s*(?:128|8)\b[^\n]*\*\s*(?:512|32)\b")
+# (r % 32) * 16 and (r / 128) ... * 512: the heart of the 128x4 index; (r / 8) ... * 32: that of 8x4.
+INDEX_ARITHMETIC = re.compile(r"%\s*32\)?\s*\*\s*16\b|//?\s*128\b[^;\n]*\*\s*512\b|//?\s*8\)[^;\n]*\*\s*32\b")
 
 
 @pytest.mark.parametrize("folder, home", [("fp4rt", "layout.py"), ("kernels_src", "layout")])
@@ -108,8 +108,11 @@ def test_scale_index_arithmetic_lives_in_one_place(folder, home):
     assert elsewhere == []
 
 
-def test_index_arithmetic_is_recognized_where_it_lives():
-    assert INDEX_ARITHMETIC.search("offset = ((r / 128) * C4 + c / 4) * 512 + (r % 32) * 16")
+@pytest.mark.parametrize(
+    "line", ["((r / 128) * C4 + c / 4) * 512", "(r % 32) * 16", "((r // 8) * tiles + c // 4) * 32"]
+)
+def test_index_arithmetic_is_recognized(line):
+    assert INDEX_ARITHMETIC.search(line)
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
