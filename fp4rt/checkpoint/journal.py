@@ -1,0 +1,100 @@
+"""What an unfinished run into a folder has done: a fingerprint of the run, and a record of every finished shard.
+
+It lies in ``OUT/.fp4rt`` and goes away with the end of the run. A record counts only if the shard it speaks of is there
+with that size and SHA-256; a shard without a record is written again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fp4rt.checkpoint.folder import read_json
+from fp4rt.checkpoint.plan import Plan
+from fp4rt.checkpoint.report import ShardReport, jsonable, shard_from_json
+from fp4rt.checkpoint.writer import CHUNK_BYTES, write_atomically
+from fp4rt.errors import CheckpointError
+from fp4rt.version import __version__
+
+__all__ = ["STATE_FOLDER", "Journal", "fingerprint", "sha256_of"]
+
+STATE_FOLDER = ".fp4rt"
+RUN = "run.json"
+
+
+class Journal:
+    """The state folder of a run."""
+
+    def __init__(self, target: Path, run: str, restart: bool = False) -> None:
+        """Take up the state of ``target``, or start one; ``restart`` forgets the state of another run.
+
+        Raises:
+            CheckpointError: the folder holds the state of a run with other options or another source.
+        """
+        self.folder = target / STATE_FOLDER
+        self.target = target
+        path = self.folder / RUN
+        known = read_json(path).get("fingerprint") if path.is_file() else None
+        if known is not None and known != run and not restart:
+            raise CheckpointError(
+                f"{target}: holds the unfinished output of another run (other options, source or version); "
+                "finish that run, or pass --overwrite"
+            )
+        if known != run:
+            for record in self.folder.glob("*.json"):
+                record.unlink()
+            write_atomically(path, json.dumps({"fingerprint": run, "version": __version__}).encode())
+
+    def finished(self, file: str) -> ShardReport | None:
+        """The record of a shard that is complete and unharmed; None where it must be written.
+
+        Raises:
+            CheckpointError: the record itself is broken.
+        """
+        record, shard = self.folder / f"{file}.json", self.target / file
+        if not record.is_file() or shard.is_symlink() or not shard.is_file():
+            return None
+        report = shard_from_json(read_json(record))
+        if shard.stat().st_size != report.nbytes or sha256_of(shard) != report.sha256:
+            return None
+        report.resumed = True
+        return report
+
+    def record(self, report: ShardReport) -> None:
+        """Note a finished shard."""
+        table = {key: value for key, value in asdict(report).items() if key != "resumed"}
+        write_atomically(self.folder / f"{report.file}.json", json.dumps(jsonable(table)).encode())
+
+    def close(self) -> None:
+        """The run is complete: forget its state."""
+        shutil.rmtree(self.folder)
+
+
+def fingerprint(plan: Plan) -> str:
+    """Names a run: what is done to every tensor, and which source it reads (sizes and times of its files)."""
+    digest = hashlib.sha256(__version__.encode())
+    for shard in plan.store.location.shards:
+        status = os.stat(shard)
+        digest.update(json.dumps([shard.name, status.st_size, status.st_mtime_ns]).encode())
+    for job in plan.jobs:
+        digest.update(repr((job.file, job.operations, sorted(job.metadata.items()))).encode())
+    return digest.hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def json_bytes(table: dict[str, Any]) -> bytes:
+    """A JSON file as people read it."""
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,231 @@
+"""Carry out a plan: one file or a folder, by one worker or many, from the start or from where a run was interrupted.
+
+A folder OUT is claimed by a lock, filled shard by shard, and gets index, configuration and companions last. Nothing is
+written outside OUT, and no link inside it is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from fp4rt.checkpoint.claim import Claim
+from fp4rt.checkpoint.configs import folder_config, hf_quant_config
+from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, SUFFIX, companions
+from fp4rt.checkpoint.formats import MODELOPT
+from fp4rt.checkpoint.journal import STATE_FOLDER, Journal, fingerprint, json_bytes
+from fp4rt.checkpoint.plan import Plan, ShardJob
+from fp4rt.checkpoint.report import RunReport, ShardReport
+from fp4rt.checkpoint.shard import write_shard
+from fp4rt.checkpoint.writer import partial_path, write_atomically
+from fp4rt.errors import CheckpointError
+
+__all__ = ["Progress", "carry_out", "dry_report"]
+
+# Called with the name of what is being done and the bytes of the source that were dealt with.
+Progress = Callable[[int], None]
+
+
+def carry_out(
+    plan: Plan,
+    target: str | os.PathLike[str],
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Write the result of a plan.
+
+    Args:
+        plan: what to do.
+        target: a file (``*.safetensors``) for a source of one file, else a folder.
+        jobs: shards that are written at once by threads of this process.
+        executor: any ``concurrent.futures.Executor``, which then spreads the shards; its workers must see the source
+            and the target under the same paths.
+        overwrite: replace what is there.
+        progress: called with bytes of the source as they are dealt with.
+
+    Raises:
+        CheckpointError: the target exists, is the source, or is being written by another run; or a tensor is refused.
+        OSError: reading or writing failed.
+    """
+    started = time.monotonic()
+    target = Path(target)
+    _check_apart(plan, target)
+    report = RunReport(
+        plan.operation,
+        str(plan.store.path),
+        str(target),
+        plan.outcome.form.name if plan.outcome.form else str(plan.float_dtype),
+        notes=list(plan.notes),
+    )
+    if target.name.endswith(SUFFIX):
+        _write_file(plan, target, report, overwrite, progress)
+    else:
+        _write_folder(plan, target, report, jobs, executor, overwrite, progress)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, progress: Progress | None) -> None:
+    if len(plan.store.files) != 1:
+        count = len(plan.store.files)
+        raise CheckpointError(f"{target}: {plan.store.path} has {count} shards; name a folder to write to")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
+    with Claim(target.with_name(f".{target.name}.lock"), target):
+        beside = target.parent / QUANT_CONFIG
+        writes_config = plan.outcome.form is not None and plan.outcome.form.name == MODELOPT.name
+        for path in (target, *((beside,) if writes_config else ())):
+            _refuse_existing(path, overwrite)
+        report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
+        if writes_config:
+            write_atomically(beside, json_bytes(hf_quant_config(plan.outcome)))
+
+
+def _write_folder(
+    plan: Plan,
+    target: Path,
+    report: RunReport,
+    jobs: int,
+    executor: Executor | None,
+    overwrite: bool,
+    progress: Progress | None,
+) -> None:
+    copied, left = companions(plan.store.location) if plan.store.location.is_folder else ([], [])
+    target.mkdir(parents=True, exist_ok=True)
+    state = target / STATE_FOLDER
+    foreign = [path.name for path in target.iterdir() if path.name != STATE_FOLDER] if not state.is_dir() else []
+    if foreign and not overwrite:
+        raise CheckpointError(f"{target}: is not empty ({foreign[0]}, ...); name another folder, or pass --overwrite")
+    if state.is_symlink():
+        raise CheckpointError(f"{state}: is a link; remove it")
+    state.mkdir(exist_ok=True)
+    with Claim(state / "lock", target):
+        journal = Journal(target, fingerprint(plan), restart=overwrite)
+        done = _run_jobs(plan.jobs, target, journal, jobs, executor, progress)
+        report.shards.extend(done[job.file] for job in plan.jobs)
+        _write_index(plan, target)
+        _write_configuration(plan, target)
+        for relative in copied:
+            _copy_companion(plan.store.location.folder, target, relative)
+        journal.close()
+    report.copied, report.left = [str(path) for path in copied], [str(path) for path in left]
+
+
+def _run_jobs(
+    jobs: list[ShardJob],
+    target: Path,
+    journal: Journal,
+    workers: int,
+    executor: Executor | None,
+    progress: Progress | None,
+) -> dict[str, ShardReport]:
+    """Write every shard that no earlier run finished."""
+    done: dict[str, ShardReport] = {}
+    todo: list[ShardJob] = []
+    for job in jobs:
+        finished = journal.finished(job.file)
+        if finished is None:
+            todo.append(job)
+            continue
+        done[job.file] = finished
+        if progress is not None:
+            progress(job.nbytes)
+    own = ThreadPoolExecutor(max(1, workers), "fp4rt-shard") if executor is None else None
+    pool = executor if executor is not None else own
+    assert pool is not None
+    try:
+        # Only threads of this process can report single tensors; other executors report whole shards.
+        inner = (progress,) if own is not None else ()
+        futures = {pool.submit(write_shard, job, str(target), job.file, *inner): job for job in todo}
+        try:
+            for future in as_completed(futures):
+                report = future.result()
+                journal.record(report)
+                done[report.file] = report
+                if own is None and progress is not None:
+                    progress(futures[future].nbytes)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+    finally:
+        if own is not None:
+            own.shutdown(cancel_futures=True)
+    return done
+
+
+def _write_index(plan: Plan, target: Path) -> None:
+    """The index of a sharded result, in the order of the tensors' names."""
+    index = plan.store.location.index
+    if index is None:
+        return
+    specs = {spec.name: (job.file, spec.nbytes) for job in plan.jobs for op in job.operations for spec in op.specs()}
+    table = {
+        "metadata": {"total_size": sum(nbytes for _, nbytes in specs.values())},
+        "weight_map": {name: specs[name][0] for name in sorted(specs)},
+    }
+    assert index.name.endswith(INDEX_SUFFIX)
+    write_atomically(target / index.name, json_bytes(table))
+
+
+def _write_configuration(plan: Plan, target: Path) -> None:
+    outcome = plan.outcome
+    config = plan.configuration.config
+    updated = folder_config(config, outcome, plan.float_dtype)
+    if config or updated:
+        write_atomically(target / CONFIG, json_bytes(updated))
+    if outcome.form is not None and outcome.form.name == MODELOPT.name:
+        write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(outcome)))
+
+
+def _copy_companion(source: Path, target: Path, relative: Path) -> None:
+    """Copy one file, byte for byte, through no link of the target."""
+    folder = target
+    for part in relative.parent.parts:
+        folder = folder / part
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder}: is a link; nothing is written through it")
+        folder.mkdir(exist_ok=True)
+    destination = folder / relative.name
+    partial = partial_path(destination)
+    partial.unlink(missing_ok=True)
+    try:
+        with open(source / relative, "rb") as reader, open(partial, "xb") as writer:
+            shutil.copyfileobj(reader, writer)
+        os.replace(partial, destination)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder")
+    if os.path.lexists(path) and not overwrite:
+        raise CheckpointError(f"{path}: exists already; name another file, or pass --overwrite")
+
+
+def _check_apart(plan: Plan, target: Path) -> None:
+    """The result must not replace what it is made from."""
+    location = plan.store.location
+    sources = {path.resolve() for path in location.shards}
+    inside = not target.name.endswith(SUFFIX) and target.resolve() == location.folder.resolve()
+    if target.resolve() in sources or inside:
+        raise CheckpointError(f"{target}: is the source itself; name another place")
+
+
+def dry_report(plan: Plan, target: str | os.PathLike[str]) -> RunReport:
+    """What a run would do: the same rows without what only doing it tells."""
+    form = plan.outcome.form.name if plan.outcome.form else str(plan.float_dtype)
+    report = RunReport(plan.operation, str(plan.store.path), str(target), form, notes=list(plan.notes), dry_run=True)
+    for job in plan.jobs:
+        rows = [operation.run(plan.store)[1] for operation in job.operations]
+        report.shards.append(ShardReport(job.file, sum(row.bytes_after for row in rows), "", rows))
+    return report

@@ -1,0 +1,113 @@
+"""Which tensors ``quantize`` turns into NVFP4, and why it leaves the others: a reason for every tensor.
+
+By default every linear weight: a 2-D ``*.weight`` of float16, bfloat16 or float32, and stacked experts, which are 3-D
+tensors below a module called ``experts``. Not: embeddings, norms, the output head and the routers of experts, which
+ModelOpt and llm-compressor leave as they are too. A weight whose columns are no multiple of 16 is left unless padding
+was asked for.
+
+Patterns are those of ``fnmatch``, against the tensor's name or its module's name. With ``include``, exactly the
+tensors that match are taken, whatever their names; ``default`` among the patterns stands for the rules above.
+``exclude`` then takes tensors out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from fp4rt.checkpoint.dtypes import FLOAT_TAGS
+from fp4rt.checkpoint.formats import LayerName
+from fp4rt.checkpoint.header import TensorEntry
+from fp4rt.format import BLOCK
+
+__all__ = ["DEFAULT_PATTERN", "RULES", "Selection", "matches"]
+
+DEFAULT_PATTERN = "default"
+
+# Last part of a module's name, or any part for embeddings and routers.
+EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared|relative_attention_bias)(\.|$)", re.IGNORECASE)
+NORM = re.compile(r"(^|\.)(\w*norm\w*|ln_\w+|ln\d*)$", re.IGNORECASE)
+HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer)$|^(model\.)?output$", re.IGNORECASE)
+ROUTER = re.compile(r"(^|\.)(\w*router\w*(\.\w+)*|gate|\w*expert_gate)$", re.IGNORECASE)
+LEFT_BY_DEFAULT = ((NORM, "a norm"), (EMBEDDING, "an embedding"), (HEAD, "the output head"), (ROUTER, "a router"))
+EXPERTS = re.compile(r"(^|\.)experts\.")
+
+RULES = """\
+By default every linear weight is quantized: 2-D *.weight tensors of F16, BF16 or F32, and 3-D stacks below a module
+called `experts`. Left as they are: embeddings, norms, the output head (lm_head), the routers of experts, and weights
+whose columns are no multiple of 16 (--pad pads them). --include PATTERN takes exactly what matches (`default` stands
+for these rules), --exclude PATTERN takes out; patterns are shell globs on tensor or module names."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Patterns that choose tensors; see the module."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    pad: bool = False
+
+    def reason_to_leave(self, entry: TensorEntry, transposed: bool = False) -> str | None:
+        """Why a tensor stays as it is; None where it is to be quantized.
+
+        Args:
+            entry: the tensor.
+            transposed: whether a stack of experts lies as (e, k, n).
+        """
+        if entry.dtype not in FLOAT_TAGS:
+            return f"{entry.dtype} is no dtype that NVFP4 is made from"
+        reason = self._named(entry)
+        if reason is not None:
+            return reason
+        if len(entry.shape) not in (2, 3):
+            return f"{len(entry.shape)}-dimensional; wanted a matrix, or a stack of matrices"
+        if 0 in entry.shape:
+            return "empty"
+        columns = entry.shape[-2 if transposed and len(entry.shape) == 3 else -1]
+        if columns % BLOCK and not self.pad:
+            return f"{columns} columns are no multiple of {BLOCK}; --pad stores zeros behind them"
+        return None
+
+    def _named(self, entry: TensorEntry) -> str | None:
+        """The verdict of patterns and names."""
+        if any(matches(pattern, entry.name) for pattern in self.exclude):
+            return "excluded by a pattern"
+        if not self.include:
+            return default_reason(entry)
+        reason: str | None = "matches no --include pattern"
+        for pattern in self.include:
+            if pattern == DEFAULT_PATTERN:
+                reason = default_reason(entry)
+            elif matches(pattern, entry.name):
+                reason = None
+            if reason is None:
+                return None
+        return reason
+
+
+def default_reason(entry: TensorEntry) -> str | None:
+    """Why the default rules leave a tensor; None where they take it. Judges by name and number of dimensions."""
+    module = LayerName.of_weight(entry.name).base
+    if len(entry.shape) == 3 and EXPERTS.search(entry.name) and not entry.name.endswith("bias"):
+        return None
+    if not entry.name.endswith(".weight") and entry.name != "weight":
+        return "not a weight"
+    if len(entry.shape) != 2:
+        return f"{len(entry.shape)}-dimensional"
+    return next((what for pattern, what in LEFT_BY_DEFAULT if pattern.search(module)), None)
+
+
+def matches(pattern: str, tensor: str) -> bool:
+    """Whether a glob fits a tensor's name or the name of its module."""
+    return fnmatchcase(tensor, pattern) or fnmatchcase(LayerName.of_weight(tensor).base, pattern)
+
+
+def unused(patterns: Sequence[str], tensors: Sequence[str]) -> list[str]:
+    """Patterns that fit no tensor: most likely a typing mistake."""
+    return [
+        pattern
+        for pattern in patterns
+        if pattern != DEFAULT_PATTERN and not any(matches(pattern, tensor) for tensor in tensors)
+    ]
