@@ -1,0 +1,47 @@
+// Sums from registers to (m, n) in global memory, without a branch an element: code that runs once should be short.
+//
+// Finished results take alpha, bias and one rounding; sums of one part of k go as fp32 to partial[split].
+// A lane's sums lie as mma.sync leaves them: rows of the weight g and g + 8, tokens 2t and 2t + 1.
+#pragma once
+#include "block/gemm_epilogue.cuh"
+
+struct ResultWriter {
+    u8* out;      // at row 0, token 0
+    i64 n;        // elements from one token to the next
+    u32 m;
+    u32 wide;     // 1 where an element is fp32, 0 where it has two bytes
+    bool half;    // two bytes: fp16, or bf16
+    float alpha;
+    float product_inverse;  // what makes a sum of decoded products a true one, a power of two
+};
+
+__device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha,
+                                                      u32 split) {
+    if (args.partial != nullptr) {
+        return {(u8*)(args.partial + split * args.m * args.n), args.n, (u32)args.m, 1, false, 1.0f, product_inverse};
+    }
+    return {(u8*)args.out, args.n,  (u32)args.m, args.out_type == FLOAT32, args.out_type == FLOAT16,
+            alpha,         product_inverse};
+}
+
+// The bias of a row, and -0 where there is none: adding it changes no bit.
+__device__ __forceinline__ float bias_or_nothing(const GemmArguments& args, i64 row) {
+    return args.bias == nullptr || args.partial != nullptr || row >= args.n ? -0.0f : gemm_bias(args, row);
+}
+
+__device__ __forceinline__ float finished(const ResultWriter& writer, float sum, float bias) {
+    return sum * writer.product_inverse * writer.alpha + bias;
+}
+
+__device__ __forceinline__ void write_result(const ResultWriter& writer, u32 token, i64 row, float sum, float bias) {
+    const float value = finished(writer, sum, bias);
+    const u16 bits = writer.half ? f16_from_float(value) : bf16_from_float(value);
+    u8* const at = writer.out + ((token * writer.n + row) << 1 + writer.wide);
+    if (token < writer.m && row < writer.n) {
+        if (writer.wide) {
+            *(float*)at = value;
+        } else {
+            *(u16*)at = bits;
+        }
+    }
+}

@@ -1,0 +1,251 @@
+// D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for many tokens: bound by the tensor cores.
+// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER x 64; sm_90a.
+//
+// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps chunks of activations on
+// their way, one the weights; two consumer warpgroups decode weights to registers, the row operand of wgmma, each for
+// half of the rows, one chunk of 64 columns ahead of the products. Results leave through shared memory by bulk stores.
+// Blocks of a cluster have neighbouring rows and the same tokens: each loads its part of these for all of them.
+//
+//   shared memory   [ACTIVATION_STAGES][TOKENS][128]  [WEIGHT_STAGES][ROW_TILES][2304]  [2][2][OUT_TOKENS][144]  barriers
+//
+// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
+// ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, LEAD, OUT_TOKENS, and where things lie in shared memory:
+// WEIGHTS_AT, OUT_AT, BARRIERS_AT.
+#include "block/prefill_tiles.cuh"
+#include "block/result_writer.cuh"
+#include "kernels/gemm_prepacked.cuh"
+#include "layout/prepacked.cuh"
+#include "mma/prepacked_fragments.cuh"
+#include "mma/warpgroup_product.cuh"
+#include "ptx/blocks.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/pair_convert.cuh"
+#include "ptx/shared_memory.cuh"
+#include "ptx/store_matrix.cuh"
+
+using Weights = WeightsFor<A_TYPE>;
+
+constexpr u32 CONSUMER_GROUPS = 2, GROUP_THREADS = 128;
+constexpr u32 PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr u32 ACTIVATION_BYTES = TOKENS * CHUNK_COLUMNS * 2;
+constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
+constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
+constexpr u32 OUT_PITCH = 64 * 2 + 16;  // 64 rows of two bytes; the 16 keep the banks apart
+constexpr u32 OUT_BYTES = OUT_TOKENS * OUT_PITCH;
+constexpr u32 OUT_BARRIER = 1;   // and the next one, for the second warpgroup
+constexpr u32 LEAD_BARRIER = 3;
+constexpr u32 NO_STAGE = ~0u;
+
+extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
+#if CLUSTER > 1
+__cluster_dims__(CLUSTER, 1, 1)
+#endif
+gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
+    extern __shared__ __align__(1024) u8 shared[];
+    const u32 base = shared_address(shared);
+    const u32 activations_full = base + BARRIERS_AT;
+    const u32 activations_empty = activations_full + ACTIVATION_STAGES * MBARRIER_BYTES;
+    const u32 weights_full = activations_empty + ACTIVATION_STAGES * MBARRIER_BYTES;
+    const u32 weights_empty = weights_full + WEIGHT_STAGES * MBARRIER_BYTES;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
+    const PrefillTiles<ROW_TILES, TOKENS, CLUSTER, RASTER_TOKENS> tiles(args.gemm);
+
+    if (threadIdx.x == 0) {
+        for (u32 i = 0; i < ACTIVATION_STAGES; ++i) {
+            mbarrier_init(activations_full + i * MBARRIER_BYTES, 1);
+            mbarrier_init(activations_empty + i * MBARRIER_BYTES, CONSUMER_GROUPS * CLUSTER);
+        }
+        for (u32 i = 0; i < WEIGHT_STAGES; ++i) {
+            mbarrier_init(weights_full + i * MBARRIER_BYTES, 1);
+            mbarrier_init(weights_empty + i * MBARRIER_BYTES, CONSUMER_GROUPS * 4);
+        }
+        mbarrier_fence_init();
+    }
+    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+    start_dependents();
+
+    if (warp < 4) {
+        lower_registers<PRODUCER_REGISTERS>();
+        if (warp == 0 && lane == 0) {  // activations
+            u32 stage = 0, parity = 1;
+            wait_for_prerequisites();
+            for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
+                const PrefillTile tile = tiles.at(item, rank);
+                for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
+                    const u32 barrier = activations_full + stage * MBARRIER_BYTES;
+                    const u32 part = rank * (TOKENS / CLUSTER);
+                    const u32 to = base + stage * ACTIVATION_BYTES + part * CHUNK_COLUMNS * 2;
+                    mbarrier_wait(activations_empty + stage * MBARRIER_BYTES, parity);
+                    mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
+                    if constexpr (CLUSTER > 1) {
+                        tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, tile.first_token + part,
+                                              barrier, (1 << CLUSTER) - 1);
+                    } else {
+                        tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, tile.first_token, barrier);
+                    }
+                    if (++stage == ACTIVATION_STAGES) stage = 0, parity ^= 1;
+                }
+            }
+        } else if (warp == 1 && lane == 0) {  // weights
+            u32 stage = 0, parity = 1;
+            for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
+                const PrefillTile tile = tiles.at(item, rank);
+                const u32 bytes = tile.row_tiles * TILE_BYTES;
+                for (u32 group = tile.first_group; group < tile.last_group; ++group) {
+                    const u32 barrier = weights_full + stage * MBARRIER_BYTES;
+                    mbarrier_wait(weights_empty + stage * MBARRIER_BYTES, parity);
+                    mbarrier_arrive_expect(barrier, bytes);
+                    if (bytes != 0) {
+                        bulk_load(base + WEIGHTS_AT + stage * WEIGHT_BYTES,
+                                  args.gemm.b + prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles), bytes,
+                                  barrier);
+                    }
+                    if (++stage == WEIGHT_STAGES) stage = 0, parity ^= 1;
+                }
+            }
+        }
+        if constexpr (CLUSTER > 1) {
+            __syncwarp();
+            cluster_sync();  // shared memory must outlive what the other block sends
+        }
+        return;
+    }
+
+    raise_registers<CONSUMER_REGISTERS>();
+    const u32 group = warp / 4 - 1, group_warp = warp % 4, g = lane / 4, t = lane % 4;
+    const auto own_tile = [&](u32 block) { return (group * ROW_BLOCKS + block) * 4 + group_warp; };
+    u32 codes[ROW_BLOCKS], scales[ROW_BLOCKS];
+#pragma unroll
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+        const u32 tile = base + WEIGHTS_AT + min(own_tile(b), (u32)(ROW_TILES - 1)) * TILE_BYTES;
+        codes[b] = tile + prepacked_codes_offset(0, lane);
+        scales[b] = tile + prepacked_scales_offset(0, g);
+    }
+    const u32 tokens = uniform(wgmma_tile_low(base));
+    const float alpha = gemm_alpha(args.gemm);
+    const auto release_activations = [&](u32 stage) {
+        const u32 barrier = activations_empty + stage * MBARRIER_BYTES;
+        if constexpr (CLUSTER > 1) {
+            if (threadIdx.x % GROUP_THREADS < CLUSTER) mbarrier_arrive_remote(barrier, threadIdx.x % GROUP_THREADS);
+        } else {
+            if (threadIdx.x % GROUP_THREADS == 0) mbarrier_arrive(barrier);
+        }
+    };
+
+    u32 activation_stage = 0, activation_parity = 0, weight_stage = 0, weight_parity = 0, out_half = 0;
+    u32 fragments[2][ROW_BLOCKS][16];
+    float sums[ROW_BLOCKS][SUMS];
+    // The second warpgroup starts LEAD chunks late and stays so: one writes its results while the other multiplies.
+    if (LEAD != 0 && group == 1) named_barrier_sync(LEAD_BARRIER, 2 * GROUP_THREADS);
+    bool leading = LEAD != 0 && group == 0;
+
+    for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
+        const PrefillTile tile = tiles.at(item, rank);
+#pragma unroll
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+            for (u32 i = 0; i < SUMS; ++i) sums[b][i] = 0.0f;
+        }
+        u32 read_stage = NO_STAGE;  // still read by products under way
+        for (u32 k = tile.first_group; k < tile.last_group; ++k) {
+            mbarrier_wait(weights_full + weight_stage * MBARRIER_BYTES, weight_parity);
+#pragma unroll
+            for (u32 c = 0; c < GROUP_CHUNKS; ++c) {
+#pragma unroll
+                for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                    const u32 stage = weight_stage * WEIGHT_BYTES;
+                    const Words4 words = load_shared_16(codes[b] + stage + prepacked_codes_offset(c, 0));
+                    const Words2 scale_words = load_shared_8(scales[b] + stage + prepacked_scales_offset(c, 0) - TILE_CODE_BYTES);
+                    const ChunkScales low = Weights::decode_scales(scale_words.word[0]);
+                    const ChunkScales high = Weights::decode_scales(scale_words.word[1]);
+#pragma unroll
+                    for (u32 j = 0; j < 4; ++j) {
+                        decode_fragment<Weights>(words.word[j], low, high, j, fragments[c % 2][b] + 4 * j);
+                    }
+                }
+                if (c + 1 == GROUP_CHUNKS) {
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(weights_empty + weight_stage * MBARRIER_BYTES);
+                }
+                mbarrier_wait(activations_full + activation_stage * MBARRIER_BYTES, activation_parity);
+                const u32 chunk_tokens = tokens + activation_stage * (ACTIVATION_BYTES >> 4);
+                wgmma_fence();
+#pragma unroll
+                for (u32 j = 0; j < 4; ++j) {
+#pragma unroll
+                    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                        warpgroup_product<A_TYPE, TOKENS>(sums[b], fragments[c % 2][b] + 4 * j,
+                                                          wgmma_tile(chunk_tokens + j * WGMMA_K_STEP));
+                    }
+                }
+                wgmma_commit();
+                if (LEAD != 0 && leading && c + 1 == LEAD) {
+                    named_barrier_arrive(LEAD_BARRIER, 2 * GROUP_THREADS);
+                    leading = false;
+                }
+                wgmma_wait<1>();
+                if (read_stage != NO_STAGE) release_activations(read_stage);
+                read_stage = activation_stage;
+                if (++activation_stage == ACTIVATION_STAGES) activation_stage = 0, activation_parity ^= 1;
+            }
+            if (++weight_stage == WEIGHT_STAGES) weight_stage = 0, weight_parity ^= 1;
+        }
+        wgmma_wait<0>();
+        settle(sums);
+        release_activations(read_stage);
+
+        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, tile.split);
+        const bool by_copy = !writer.wide && args.gemm.n % 8 == 0 && (u64)writer.out % 16 == 0;
+#pragma unroll
+        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+            const u32 block_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
+            const u32 row = block_row + group_warp * TILE_ROWS + g;
+            const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
+            if (!by_copy) {
+                if (own_tile(b) >= tile.row_tiles) continue;
+#pragma unroll
+                for (u32 q = 0; q < TOKENS / 8; ++q) {
+                    const u32 token = tile.first_token + 8 * q + 2 * t;
+                    write_result(writer, token, row, sums[b][4 * q], bias);
+                    write_result(writer, token + 1, row, sums[b][4 * q + 1], bias);
+                    write_result(writer, token, row + 8, sums[b][4 * q + 2], bias_high);
+                    write_result(writer, token + 1, row + 8, sums[b][4 * q + 3], bias_high);
+                }
+                continue;
+            }
+            const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
+            const u32 rows = end_row > block_row ? min(end_row - block_row, 64u) : 0;
+#pragma unroll
+            for (u32 pass = 0; pass < TOKENS / OUT_TOKENS; ++pass) {
+                const u32 out = base + OUT_AT + (group * 2 + out_half) * OUT_BYTES;
+                out_half ^= 1;
+                bulk_store_wait_read<1>();  // what left this half two passes ago
+                named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
+#pragma unroll
+                for (u32 q = 0; q < OUT_TOKENS / 8; q += 2) {
+                    // matrices: (tokens q, rows 0-7), (q, 8-15), (q + 1, 0-7), (q + 1, 8-15), transposed on the way
+                    u32 pairs[4];
+#pragma unroll
+                    for (u32 i = 0; i < 4; ++i) {
+                        const float* two = sums[b] + 4 * (pass * (OUT_TOKENS / 8) + q) + 2 * i;
+                        const float shift = i % 2 ? bias_high : bias;
+                        const float first = finished(writer, two[0], shift), second = finished(writer, two[1], shift);
+                        pairs[i] = writer.half ? f16x2_from_floats(first, second) : bf16x2_from_floats(first, second);
+                    }
+                    const u32 token = q * 8 + lane / 16 * 8 + lane % 8, unit = group_warp * 2 + lane / 8 % 2;
+                    store_matrix_x4_transposed(out + token * OUT_PITCH + unit * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+                }
+                fence_shared_for_copies();
+                named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
+                const u32 own = threadIdx.x % GROUP_THREADS, token = tile.first_token + pass * OUT_TOKENS + own;
+                if (own < OUT_TOKENS && token < writer.m && rows != 0) {
+                    bulk_store(writer.out + (token * writer.n + block_row) * 2, out + own * OUT_PITCH, rows * 2);
+                }
+                bulk_store_commit();
+            }
+        }
+    }
+    bulk_store_wait_read<0>();
+    if constexpr (CLUSTER > 1) cluster_sync();
+}

@@ -1,0 +1,9 @@
+// The arguments of the Hopper kernels: a matrix product with a prepacked weight and activations behind a tensor map.
+#pragma once
+#include "kernels/gemm.cuh"
+#include "ptx/bulk_copy.cuh"
+
+struct PrepackedGemmArguments {
+    TensorMap activations;  // (m, k) fp16 or bf16; tiles of 64 columns, 128 bytes, swizzled by 128 bytes
+    GemmArguments gemm;     // `b` are the tiles; `a` and the fields of layouts are unused
+};

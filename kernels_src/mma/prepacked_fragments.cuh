@@ -1,0 +1,104 @@
+// From the words of a prepacked weight to operand fragments of the tensor cores, in registers; exact.
+//
+// A word of 8 codes becomes the 4 registers of a 16 x 16 fragment. Exponent and mantissa bits of a code, put at the
+// border of exponent and mantissa of bf16 (fp16), are its value times 2^-126 (2^-14), subnormal 0.5 included; the e5m3
+// byte of a scale, put there too, is the scale times 2^107 under the exponent bits 0x7000 (times 2^-5). One packed
+// multiplication a register then gives value * scale * 2^-19 (fp16: scales times 2^12 first, product * 2^-7).
+//
+// Logic instructions are the scarce resource: 6 logic + 2 shift + 2 multiply-add for 8 codes in bf16, one shift more
+// in fp16. Left shifts that lose no bits are multiplications, because those run on another pipe.
+// Source: fp4rt/prepacked.py for the bit positions.
+#pragma once
+#include "kernels/gemm.cuh"
+#include "ptx/half_pairs.cuh"
+#include "ptx/logic.cuh"
+#include "ptx/mma_sync.cuh"
+
+// The four scales of one row and chunk: block j is half j / 2 of even (j = 0, 2) or odd (j = 1, 3).
+struct ChunkScales {
+    u32 even, odd;
+};
+
+struct Bf16Weights {
+    static constexpr float PRODUCT_INVERSE = 0x1p19f;
+
+    static __device__ __forceinline__ void decode_codes(u32 word, u32* a) {
+        const u32 moved = multiply_shift<2>(word);  // signs of registers 0 and 2 at their places, 1 and 3 four below
+        const u32 first = bit_select(moved, word, 0x88008800u), second = bit_select(moved, word, 0x00880088u);
+        a[0] = first & MASK;
+        a[1] = multiply_shift<4>(first) & MASK;
+        a[2] = rotate_left(second, 8) & MASK;
+        a[3] = rotate_left(second, 12) & MASK;
+    }
+
+    static __device__ __forceinline__ ChunkScales decode_scales(u32 word) {
+        return {and_or(word, 0x0FF00FF0u, 0x70007000u), and_or(rotate_left(word, 8), 0x0FF00FF0u, 0x70007000u)};
+    }
+
+    static __device__ __forceinline__ u32 multiply(u32 a, u32 b) { return multiply_bf16x2(a, b); }
+
+    static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        mma_bf16(c, a, b0, b1);
+    }
+
+  private:
+    static constexpr u32 MASK = 0x81C081C0u;
+};
+
+struct Fp16Weights {
+    static constexpr float PRODUCT_INVERSE = 0x1p7f;
+
+    static __device__ __forceinline__ void decode_codes(u32 word, u32* a) {
+        const u32 signs = multiply_shift<2>(word), values = rotate_left(word, 3);
+        const u32 even = bit_select(signs, values, 0x80808080u), odd = bit_select(signs, values, 0x08080808u);
+        a[0] = even & MASK;
+        a[1] = multiply_shift<4>(odd) & MASK;
+        a[2] = rotate_left(even, 8) & MASK;
+        a[3] = rotate_left(odd, 12) & MASK;
+    }
+
+    static __device__ __forceinline__ ChunkScales decode_scales(u32 word) {
+        return {multiply_f16x2(multiply_shift<3>(word) & 0x7F807F80u, TWO_TO_12),
+                multiply_f16x2(rotate_left(word, 11) & 0x7F807F80u, TWO_TO_12)};
+    }
+
+    static __device__ __forceinline__ u32 multiply(u32 a, u32 b) { return multiply_f16x2(a, b); }
+
+    static __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+        mma_f16(c, a, b0, b1);
+    }
+
+  private:
+    static constexpr u32 MASK = 0x8E008E00u;
+    static constexpr u32 TWO_TO_12 = 0x6C006C00u;
+};
+
+template <int TYPE>
+struct WeightsOf;
+template <>
+struct WeightsOf<FLOAT16> {
+    using Type = Fp16Weights;
+};
+template <>
+struct WeightsOf<BFLOAT16> {
+    using Type = Bf16Weights;
+};
+template <int TYPE>
+using WeightsFor = typename WeightsOf<TYPE>::Type;
+
+// Block j's scale in both halves.
+__device__ __forceinline__ u32 broadcast_scale(ChunkScales scales, int j) {
+    const u32 pair = j & 1 ? scales.odd : scales.even;
+    return j & 2 ? both_high(pair) : both_low(pair);
+}
+
+// Word j of a chunk to a scaled fragment: `low` are the scales of row g, `high` those of row g + 8.
+template <class Weights>
+__device__ __forceinline__ void decode_fragment(u32 word, ChunkScales low, ChunkScales high, int j, u32* a) {
+    const u32 row_g = broadcast_scale(low, j), row_g8 = broadcast_scale(high, j);
+    Weights::decode_codes(word, a);
+    a[0] = Weights::multiply(a[0], row_g);
+    a[1] = Weights::multiply(a[1], row_g8);
+    a[2] = Weights::multiply(a[2], row_g);
+    a[3] = Weights::multiply(a[3], row_g8);
+}

@@ -1,0 +1,42 @@
+// Parts of a block, clusters of blocks, and kernels that follow each other.
+// Source: PTX ISA, "barrier", "barrier.cluster", "setmaxnreg", "griddepcontrol".
+#pragma once
+#include "num/integers.cuh"
+
+// Barrier `id` (1 ... 15) among `threads` threads, whole warps.
+__device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Counts on the barrier without waiting.
+__device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Registers a thread may hold from here on, for a warpgroup; the kernel must have a cap at entry.
+template <int REGISTERS>
+__device__ __forceinline__ void raise_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void lower_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Lets a kernel that was launched as a dependent of this one start, once every block has said so or is over.
+__device__ __forceinline__ void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// Waits until the kernels that this one depends on are over and their writes are visible; at once if there are none.
+__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -1,0 +1,63 @@
+// Copies by the copy engine between global and shared memory (cp.async.bulk and its tensor form, sm_90).
+// On entry: addresses and sizes are multiples of 16 bytes, a tensor tile's destination of 128 (1024 where it is
+// swizzled by 128 bytes). Loads complete on an mbarrier; stores in groups of the issuing thread.
+// Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk, cp.async.bulk.tensor".
+#pragma once
+#include "num/integers.cuh"
+
+// What cuTensorMapEncodeTiled writes; its address must be a multiple of 64.
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u64 policy) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+                 : "memory");
+}
+
+// A tile of a matrix, its corner at (column, row); what lies outside the matrix arrives as zeros.
+__device__ __forceinline__ void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+                 : "memory");
+}
+
+// The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, completing there.
+__device__ __forceinline__ void tensor_load_multicast(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier,
+                                                      u16 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+                 : "memory");
+}
+
+__device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+__device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+
+__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Wait until at most PENDING of this thread's groups have still to read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void bulk_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// Makes ordinary stores to shared memory visible to the copy engine; each storing thread, before the barrier.
+__device__ __forceinline__ void fence_shared_for_copies() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
