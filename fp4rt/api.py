@@ -12,19 +12,26 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
-import numbers
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from fp4rt import interop
+from fp4rt.arguments import (
+    check_array_out,
+    check_bias,
+    check_dtype,
+    check_global_scale,
+    check_left,
+    check_matrix,
+    check_quantized,
+    check_quantized_out,
+    check_right,
+    check_scalar,
+)
 from fp4rt.backend import Backend, BackendStatus, QuantizedViews
-from fp4rt.errors import BackendUnavailable, DeviceError, DtypeError, LayoutError, ScaleError, ShapeError
-from fp4rt.format import INPUT_DTYPES
-from fp4rt.layout import block_columns, data_shape, get_layout
+from fp4rt.errors import BackendUnavailable, DeviceError, ShapeError
+from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
-from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
+from fp4rt.tensor import QuantizedTensor, check_padded_n
 
 if TYPE_CHECKING:
     from fp4rt.cpu.statistics import QuantizationError
@@ -41,9 +48,6 @@ __all__ = [
     "relayout",
     "unpack",
 ]
-
-ACTIVATION_DTYPES = ("float16", "bfloat16")
-DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
 
 
 def quantize(
@@ -77,13 +81,13 @@ def quantize(
         LayoutError, DeviceError, BackendUnavailable: unknown layout, arrays on two devices, no usable backend.
     """
     source = interop.view(x, "x", stream)
-    m, n = _check_matrix("quantize", source)
+    m, n = check_matrix("quantize", source)
     known = get_layout(layout)
     padded_n = check_padded_n("quantize", (m, n), padded_n)
-    scale = _check_global_scale("quantize", global_scale, source, stream)
+    scale = check_global_scale("quantize", global_scale, source, stream)
     target = None
     if out is not None:
-        target = _check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)
+        target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)
     backend = _backend(source)
     result = backend.quantize(source, scale, known, padded_n, target, _stream(stream, source))
     return out if out is not None else cast(QuantizedTensor, result)
@@ -105,11 +109,11 @@ def dequantize(q: QuantizedTensor, dtype: Any = "float32", *, out: Any = None, s
         DtypeError: q is not a QuantizedTensor, or the dtype is none of the three.
         ShapeError, DeviceError: ``out`` does not fit.
     """
-    views = _views("dequantize", "q", q, stream)
-    name = _dtype_name("dequantize", "dtype", dtype)
+    views = check_quantized("dequantize", "q", q, stream)
+    name = check_dtype("dequantize", "dtype", dtype)
     target = None
     if out is not None:
-        target = _check_array_out("dequantize", out, views.data, q.shape, name, stream)
+        target = check_array_out("dequantize", out, views.data, q.shape, name, stream)
     result = _backend(views.data).dequantize(views, name, target, _stream(stream, views.data))
     return out if out is not None else result
 
@@ -131,11 +135,11 @@ def relayout(
     Raises:
         LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit.
     """
-    views = _views("relayout", "q", q, stream)
+    views = check_quantized("relayout", "q", q, stream)
     known = get_layout(layout)
     target = None
     if out is not None:
-        target = _check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
+        target = check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
     result = _backend(views.data).relayout(views, known, target, _stream(stream, views.data))
     return out if out is not None else cast(QuantizedTensor, result)
 
@@ -151,7 +155,7 @@ def global_scale(x: Any, *, stream: Any = None) -> Any:
         ShapeError, DtypeError: x is not such a matrix.
     """
     source = interop.view(x, "x", stream)
-    _check_matrix("global_scale", source)
+    check_matrix("global_scale", source)
     return _backend(source).global_scale(source, _stream(stream, source))
 
 
@@ -183,13 +187,13 @@ def matmul(
         ShapeError: the operands' k differ, or bias or ``out`` do not fit.
         DtypeError: an operand has another kind or dtype. DeviceError: operands on different devices.
     """
-    left, m, k = _check_left(a, stream)
+    left, m, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
-    right, n = _check_right(b, k, first, stream)
-    name = _dtype_name("matmul", "out_dtype", out_dtype)
-    factor = None if alpha is None else _check_scalar("matmul", "alpha", alpha, first, stream)
-    addend = None if bias is None else _check_bias(bias, n, first, stream)
-    target = None if out is None else _check_array_out("matmul", out, first, (m, n), name, stream)
+    right, n = check_right(b, k, first, stream)
+    name = check_dtype("matmul", "out_dtype", out_dtype)
+    factor = None if alpha is None else check_scalar("matmul", "alpha", alpha, first, stream)
+    addend = None if bias is None else check_bias(bias, n, first, stream)
+    target = None if out is None else check_array_out("matmul", out, first, (m, n), name, stream)
     result = _backend(first).matmul(left, right, name, factor, addend, target, _stream(stream, first))
     return out if out is not None else result
 
@@ -201,7 +205,7 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
         b: QuantizedTensor (n, k), any layout.
         stream: CUDA stream; the current one of b's library where None.
     """
-    views = _views("prepack", "b", b, stream)
+    views = check_quantized("prepack", "b", b, stream)
     return _backend(views.data).prepack(views, _stream(stream, views.data))
 
 
@@ -222,13 +226,15 @@ def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:
         ShapeError: the shapes differ. DeviceError: an array is on a device; copy it to the host first.
     """
     source = interop.view(x, "x")
-    shape = _check_matrix("quantization_error", source)
-    views = _views("quantization_error", "q", q, None)
+    shape = check_matrix("quantization_error", source)
+    views = check_quantized("quantization_error", "q", q, None)
     for name, view in (("x", source), ("q", views.data)):
         if view.device.kind != "cpu":
             raise DeviceError(f"quantization_error runs on the host, got {name} on {view.device}; copy it to the host")
     if shape != q.shape:
-        raise ShapeError(f"quantization_error needs x and q of one shape, got x.shape = {shape} and q.shape = {q.shape}")
+        raise ShapeError(
+            f"quantization_error needs x and q of one shape, got x.shape = {shape} and q.shape = {q.shape}"
+        )
     from fp4rt.cpu.statistics import quantization_error as measure
 
     return measure(source, views)
@@ -245,9 +251,6 @@ def backends() -> dict[str, BackendStatus]:
     return found
 
 
-# ---- choosing the backend
-
-
 @functools.cache
 def _load_backend(kind: str) -> Backend:
     if kind not in ("cpu", "cuda"):
@@ -261,145 +264,3 @@ def _backend(view: ArrayView) -> Backend:
 
 def _stream(stream: Any, view: ArrayView) -> int:
     return interop.stream_handle(stream, view)
-
-
-# ---- checks at the door
-
-
-def _check_matrix(function: str, view: ArrayView, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES) -> tuple[int, int]:
-    shape = check_matrix_shape(view.shape, f"{function} needs {name}")
-    if view.dtype not in dtypes:
-        raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {view.dtype}; cast it yourself")
-    return shape
-
-
-def _dtype_name(function: str, name: str, dtype: Any) -> str:
-    text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
-    text = text.removeprefix("torch.")
-    text = DTYPE_SPELLINGS.get(text, text)
-    if text not in INPUT_DTYPES:
-        raise DtypeError(f"{function} needs {name} as one of {', '.join(INPUT_DTYPES)}, got {dtype!r}")
-    return text
-
-
-def _views(function: str, name: str, q: Any, stream: Any) -> QuantizedViews:
-    if not isinstance(q, QuantizedTensor):
-        raise DtypeError(
-            f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; "
-            "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
-        )
-    return q.views(stream)
-
-
-def _check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float:
-    """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
-    if isinstance(value, numbers.Real):
-        with np.errstate(over="ignore"):
-            return float(np.float32(value))
-    view = interop.view(value, name, stream)
-    if view.dtype != "float32":
-        raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
-    if math.prod(view.shape) != 1:
-        raise ShapeError(f"{function} needs {name} with one element, got shape {tuple(view.shape)}")
-    interop.same_device(beside, view)
-    return view
-
-
-def _check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float | None:
-    if value is None:
-        return None
-    scale = _check_scalar(function, "global_scale", value, beside, stream)
-    if isinstance(scale, float):
-        number = scale
-    elif scale.device.kind == "cpu":
-        number = float(scale.bits().view(np.float32).reshape(()))
-    else:
-        return scale  # on the device: looking would synchronize
-    if not (math.isfinite(number) and number > 0):
-        raise ScaleError(
-            f"{function} needs global_scale finite and positive in fp32, got {number}; "
-            "it is the encode scale 2688 / amax; None computes it"
-        )
-    return scale
-
-
-def _check_out_view(function: str, name: str, view: ArrayView, beside: ArrayView, shape: tuple[int, ...], dtype: str) -> None:
-    if view.dtype != dtype:
-        raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}")
-    if tuple(view.shape) != shape:
-        raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
-    if not view.contiguous:
-        raise ShapeError(f"{function} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}")
-    if view.readonly:
-        raise ShapeError(f"{function} needs {name} writable, got a read-only array; pass a writable one")
-    interop.same_device(beside, view)
-
-
-def _check_array_out(
-    function: str, out: Any, beside: ArrayView, shape: tuple[int, int], dtype: str, stream: Any
-) -> ArrayView:
-    view = interop.view(out, "out", stream)
-    _check_out_view(function, "out", view, beside, shape, dtype)
-    return view
-
-
-def _check_quantized_out(
-    function: str,
-    out: Any,
-    beside: ArrayView,
-    shape: tuple[int, int],
-    layout: str,
-    padded_n: int,
-    stream: Any,
-) -> QuantizedViews:
-    views = _views(function, "out", out, stream)
-    if out.shape != shape or out.padded_n != padded_n:
-        raise ShapeError(
-            f"{function} needs out with shape {shape} and padded_n = {padded_n}, "
-            f"got shape {out.shape} and padded_n = {out.padded_n}"
-        )
-    if out.layout != layout:
-        raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
-    m = shape[0]
-    _check_out_view(function, "out.data", views.data, beside, data_shape(m, padded_n), "uint8")
-    scale_shape = views.layout.shape(m, block_columns(padded_n))
-    _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
-    _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
-    return views
-
-
-def _check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:
-    if isinstance(a, QuantizedTensor):
-        return a.views(stream), *a.shape
-    view = interop.view(a, "a", stream)
-    return view, *_check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
-
-
-def _check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedWeight, int]:
-    right: QuantizedViews | PrepackedWeight
-    if isinstance(b, PrepackedWeight):
-        right, (n, k_of_b) = b, b.shape
-        interop.same_device(first, interop.view(b.data, "b", stream))
-    elif isinstance(b, QuantizedTensor):
-        right, (n, k_of_b) = b.views(stream), b.shape
-        interop.same_device(first, right.data)
-    else:
-        raise DtypeError(
-            f"matmul needs b as a QuantizedTensor or the result of prepack, got {type(b).__name__}; "
-            "quantize the weight first"
-        )
-    if k_of_b != k:
-        raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
-    return right, n
-
-
-def _check_bias(bias: Any, n: int, first: ArrayView, stream: Any) -> ArrayView:
-    view = interop.view(bias, "bias", stream)
-    if view.dtype not in INPUT_DTYPES:
-        raise DtypeError(f"matmul needs bias as {', '.join(INPUT_DTYPES)}, got {view.dtype}; cast it yourself")
-    if tuple(view.shape) != (n,):
-        raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(view.shape)}")
-    interop.same_device(first, view)
-    return view
-
-

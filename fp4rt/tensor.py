@@ -201,7 +201,9 @@ def _check_bytes(name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tup
             "bytes are reinterpreted, never converted"
         )
     if tuple(view.shape) != shape:
-        raise ShapeError(f"QuantizedTensor needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it")
+        raise ShapeError(
+            f"QuantizedTensor needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it"
+        )
     if not view.contiguous:
         raise ShapeError(
             f"QuantizedTensor needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
@@ -217,5 +219,3 @@ def _check_one_float(name: str, view: ArrayView) -> None:
         elements *= extent
     if elements != 1:
         raise ShapeError(f"QuantizedTensor needs {name} with one element, got shape {tuple(view.shape)}")
-
-

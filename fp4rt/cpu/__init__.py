@@ -112,9 +112,14 @@ def prepack(b: QuantizedViews, stream: int = 0) -> PrepackedWeight:
     n, k = b.shape
     library = b.data.library
     tiles, restored = prepacked.pack(b.data.bits(), b.layout.unpack(b.scales.bits(), n, b.columns), k)
-    arrays = [interop.from_host(array, library) for array in (tiles, restored)]
-    scale = _one_float(scalar(b.global_scale), library)
-    return PrepackedWeight(*arrays, scale, b.shape, b.layout.name, b.padded_n)
+    return PrepackedWeight(
+        interop.from_host(tiles, library),
+        interop.from_host(restored, library),
+        _one_float(scalar(b.global_scale), library),
+        b.shape,
+        b.layout.name,
+        b.padded_n,
+    )
 
 
 def unpack(weight: PrepackedWeight, stream: int = 0) -> QuantizedTensor:

@@ -57,7 +57,9 @@ class _Array:
     scale = 1.0
 
     def __init__(self, view: ArrayView) -> None:
-        self.source, self.shape = matrix(view), view.shape
+        self.source = matrix(view)
+        m, k = view.shape
+        self.shape = m, k
 
     def read(self, first: int, end: int, out: np.ndarray) -> None:
         def run(begin: int, stop: int) -> None:
@@ -83,7 +85,12 @@ class _Prepacked:
         data, scales = prepacked.unpack(self.tiles[:, tile_rows], records, end - first, self.shape[1], self.padded_n)
         one = np.ones(1, np.float32)
         rows = QuantizedViews(
-            interop.view(data), interop.view(scales), interop.view(one), (end - first, self.shape[1]), LINEAR, self.padded_n
+            interop.view(data),
+            interop.view(scales),
+            interop.view(one),
+            (end - first, self.shape[1]),
+            LINEAR,
+            self.padded_n,
         )
         _Quantized(rows).read(0, end - first, out)
 

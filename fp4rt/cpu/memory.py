@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["BITS", "Matrix", "Target", "flat_bytes", "matrix", "new_array", "offsets", "scalar"]
 
 # The unsigned integer that holds an element's bits.
-BITS = {"float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16), "float32": np.dtype(np.uint32)}
+BITS: dict[str, np.dtype[Any]] = {
+    "float16": np.dtype(np.uint16),
+    "bfloat16": np.dtype(np.uint16),
+    "float32": np.dtype(np.uint32),
+}
 
 
 class Matrix(NamedTuple):
-    """A matrix of any strides as kernels read it: element (r, c) is ``flat[start + r * row_stride + c * column_stride]``."""
+    """A matrix of any strides: element (r, c) is ``flat[start + r * row_stride + c * column_stride]``."""
 
     flat: np.ndarray
     start: int

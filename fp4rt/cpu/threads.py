@@ -10,8 +10,10 @@ All arithmetic that API bits depend on therefore runs here, never on the caller'
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import threading
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from typing import TypeVar
 
 from fp4rt.errors import Fp4rtError
 
-__all__ = ["THREADS_VARIABLE", "map_rows", "on_thread", "thread_count"]
+__all__ = ["THREADS_VARIABLE", "ThreadCountError", "map_rows", "on_thread", "thread_count"]
 
 THREADS_VARIABLE = "FP4RT_NUM_THREADS"
 SMALLEST_PART = 1 << 16  # elements; below it a second thread costs more than it brings
@@ -29,21 +31,23 @@ PARTS_PER_THREAD = 4  # so that a thread that is late delays less
 Result = TypeVar("Result")
 
 
+class ThreadCountError(Fp4rtError, ValueError):
+    """The environment asks for an impossible number of threads."""
+
+
 @functools.cache
 def thread_count() -> int:
     """``FP4RT_NUM_THREADS``, else the number of processors that this process may use."""
     chosen = os.environ.get(THREADS_VARIABLE)
     if chosen:
         if not chosen.isdigit() or int(chosen) == 0:
-            raise ValueThreadsError(f"{THREADS_VARIABLE} must be a positive integer, got {chosen!r}")
+            raise ThreadCountError(
+                f"{THREADS_VARIABLE} must be a positive integer, got {chosen!r}; unset it or correct it"
+            )
         return int(chosen)
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-class ValueThreadsError(Fp4rtError, ValueError):
-    """The environment asks for an impossible number of threads."""
 
 
 _lock = threading.Lock()
@@ -70,10 +74,8 @@ if hasattr(os, "register_at_fork"):
 
 def _default_floating_point() -> None:
     """Round to nearest even, subnormals kept: a new thread inherits its parent's mode."""
-    try:
+    with contextlib.suppress(AttributeError, OSError):  # another C library: the mode stays as the process has it
         ctypes.CDLL(None).fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV of glibc and musl
-    except (AttributeError, OSError):
-        pass  # another C library: the mode stays as the process has it
 
 
 def on_thread(function: Callable[[], Result]) -> Result:
@@ -90,7 +92,7 @@ def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) ->
         return []
     parts = max(1, min(rows, thread_count() * PARTS_PER_THREAD, rows * columns // SMALLEST_PART))
     bounds = [rows * part // parts for part in range(parts + 1)]
-    futures = [_threads().submit(function, first, end) for first, end in zip(bounds, bounds[1:], strict=False)]
+    futures = [_threads().submit(function, first, end) for first, end in itertools.pairwise(bounds)]
     errors = [future.exception() for future in futures]
     for error in errors:
         if error is not None:

@@ -22,7 +22,18 @@ import numpy as np
 from fp4rt import format as number_format
 from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 
-__all__ = ["BYTES", "COUNT", "FLAG", "FLOAT", "FLOATS", "Kernel", "OFFSETS", "const", "device_function", "element_function"]
+__all__ = [
+    "BYTES",
+    "COUNT",
+    "FLAG",
+    "FLOAT",
+    "FLOATS",
+    "OFFSETS",
+    "Kernel",
+    "const",
+    "device_function",
+    "element_function",
+]
 
 # Types of kernel arguments.
 COUNT = numba.int64

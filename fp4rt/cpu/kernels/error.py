@@ -13,7 +13,7 @@ from fp4rt.cpu.kernels.bits import INFINITY_BITS, MAGNITUDE_MASK, float_of
 from fp4rt.cpu.kernels.compiled import COUNT, OFFSETS, Kernel, const, device_function
 from fp4rt.cpu.kernels.dequantize import decode_row
 from fp4rt.cpu.kernels.product import widen_row
-from fp4rt.format import BLOCK, E4M3_NAN_BYTE
+from fp4rt.format import BLOCK
 
 __all__ = ["CLIPPED", "COUNTERS", "FLUSHED", "LARGEST", "NOISE", "NONFINITE", "POWERS", "SIGNAL", "error_rows"]
 

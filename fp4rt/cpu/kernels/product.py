@@ -53,9 +53,7 @@ def _finish_signature(element):
     return (element[::1], floats, FLOAT, floats, FLAG, COUNT, COUNT, COUNT, COUNT)
 
 
-widen_rows = Kernel(
-    _widen_rows, {np.uint16: _widen_signature(numba.uint16), np.uint32: _widen_signature(numba.uint32)}
-)
+widen_rows = Kernel(_widen_rows, {np.uint16: _widen_signature(numba.uint16), np.uint32: _widen_signature(numba.uint32)})
 finish_rows = Kernel(
     _finish_rows, {np.uint16: _finish_signature(numba.uint16), np.uint32: _finish_signature(numba.uint32)}
 )

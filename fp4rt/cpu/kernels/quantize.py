@@ -121,7 +121,7 @@ def _quantize_rows(
     column_offsets,
     first_row,
 ):
-    """Rows ``first_row`` ... of the physical matrix, as many as there are ``row_offsets``; rows from m on are padding."""
+    """Physical rows ``first_row`` ..., as many as there are ``row_offsets``; rows from m on are padding."""
     encode, keep = encode_tables(global_scale)
     scratch = np.empty(CHUNK, flat.dtype)
     magnitudes = np.empty(CHUNK, np.uint32)

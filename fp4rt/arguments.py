@@ -1,0 +1,189 @@
+"""The checks at the door: every argument of a public function is looked at here, once; inside, nobody looks again.
+
+Each check returns what a backend takes (``fp4rt.backend``), or raises before anything has been written.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fp4rt import interop
+from fp4rt.backend import QuantizedViews
+from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError
+from fp4rt.format import INPUT_DTYPES
+from fp4rt.layout import block_columns, data_shape
+from fp4rt.prepacked import PrepackedWeight
+from fp4rt.tensor import QuantizedTensor, check_matrix_shape
+
+if TYPE_CHECKING:
+    from fp4rt.interop import ArrayView
+
+__all__ = [
+    "check_array_out",
+    "check_bias",
+    "check_dtype",
+    "check_global_scale",
+    "check_left",
+    "check_matrix",
+    "check_quantized",
+    "check_quantized_out",
+    "check_right",
+    "check_scalar",
+]
+
+ACTIVATION_DTYPES = ("float16", "bfloat16")
+DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+
+def check_matrix(
+    function: str, view: ArrayView, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES
+) -> tuple[int, int]:
+    """(m, n) of a two-dimensional array of one of ``dtypes``."""
+    shape = check_matrix_shape(view.shape, f"{function} needs {name}")
+    if view.dtype not in dtypes:
+        raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {view.dtype}; cast it yourself")
+    return shape
+
+
+def check_dtype(function: str, name: str, dtype: Any) -> str:
+    """The name of a dtype given as a name or as a dtype object of any library."""
+    text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    text = text.removeprefix("torch.")
+    text = DTYPE_SPELLINGS.get(text, text)
+    if text not in INPUT_DTYPES:
+        raise DtypeError(f"{function} needs {name} as one of {', '.join(INPUT_DTYPES)}, got {dtype!r}")
+    return text
+
+
+def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedViews:
+    """The views of a QuantizedTensor."""
+    if not isinstance(q, QuantizedTensor):
+        raise DtypeError(
+            f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; "
+            "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
+        )
+    return q.views(stream)
+
+
+def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float:
+    """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
+    if isinstance(value, numbers.Real):
+        with np.errstate(over="ignore"):
+            return float(np.float32(value))
+    view = interop.view(value, name, stream)
+    if view.dtype != "float32":
+        raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
+    if math.prod(view.shape) != 1:
+        raise ShapeError(f"{function} needs {name} with one element, got shape {tuple(view.shape)}")
+    interop.same_device(beside, view)
+    return view
+
+
+def check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float | None:
+    """A global scale: None, a number, or a one-element array; on the host also its value."""
+    if value is None:
+        return None
+    scale = check_scalar(function, "global_scale", value, beside, stream)
+    if isinstance(scale, float):
+        number = scale
+    elif scale.device.kind == "cpu":
+        number = float(scale.bits().view(np.float32).reshape(()))
+    else:
+        return scale  # on the device: looking would synchronize
+    if not (math.isfinite(number) and number > 0):
+        raise ScaleError(
+            f"{function} needs global_scale finite and positive in fp32, got {number}; "
+            "it is the encode scale 2688 / amax; None computes it"
+        )
+    return scale
+
+
+def _check_out_view(
+    function: str, name: str, view: ArrayView, beside: ArrayView, shape: tuple[int, ...], dtype: str
+) -> None:
+    if view.dtype != dtype:
+        raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}")
+    if tuple(view.shape) != shape:
+        raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
+    if not view.contiguous:
+        raise ShapeError(f"{function} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}")
+    if view.readonly:
+        raise ShapeError(f"{function} needs {name} writable, got a read-only array; pass a writable one")
+    interop.same_device(beside, view)
+
+
+def check_array_out(
+    function: str, out: Any, beside: ArrayView, shape: tuple[int, int], dtype: str, stream: Any
+) -> ArrayView:
+    """The view of an array to write a dense result to."""
+    view = interop.view(out, "out", stream)
+    _check_out_view(function, "out", view, beside, shape, dtype)
+    return view
+
+
+def check_quantized_out(
+    function: str,
+    out: Any,
+    beside: ArrayView,
+    shape: tuple[int, int],
+    layout: str,
+    padded_n: int,
+    stream: Any,
+) -> QuantizedViews:
+    """The views of a QuantizedTensor to write a result to."""
+    views = check_quantized(function, "out", out, stream)
+    if out.shape != shape or out.padded_n != padded_n:
+        raise ShapeError(
+            f"{function} needs out with shape {shape} and padded_n = {padded_n}, "
+            f"got shape {out.shape} and padded_n = {out.padded_n}"
+        )
+    if out.layout != layout:
+        raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
+    m = shape[0]
+    _check_out_view(function, "out.data", views.data, beside, data_shape(m, padded_n), "uint8")
+    scale_shape = views.layout.shape(m, block_columns(padded_n))
+    _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
+    _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
+    return views
+
+
+def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:
+    """Operand ``a`` of matmul, and its (m, k)."""
+    if isinstance(a, QuantizedTensor):
+        return a.views(stream), *a.shape
+    view = interop.view(a, "a", stream)
+    return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
+
+
+def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedWeight, int]:
+    """Operand ``b`` of matmul on the device of ``first`` with the same k, and its n."""
+    right: QuantizedViews | PrepackedWeight
+    if isinstance(b, PrepackedWeight):
+        right, (n, k_of_b) = b, b.shape
+        interop.same_device(first, interop.view(b.data, "b", stream))
+    elif isinstance(b, QuantizedTensor):
+        right, (n, k_of_b) = b.views(stream), b.shape
+        interop.same_device(first, right.data)
+    else:
+        raise DtypeError(
+            f"matmul needs b as a QuantizedTensor or the result of prepack, got {type(b).__name__}; "
+            "quantize the weight first"
+        )
+    if k_of_b != k:
+        raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
+    return right, n
+
+
+def check_bias(bias: Any, n: int, first: ArrayView, stream: Any) -> ArrayView:
+    """The view of a bias of n elements."""
+    view = interop.view(bias, "bias", stream)
+    if view.dtype not in INPUT_DTYPES:
+        raise DtypeError(f"matmul needs bias as {', '.join(INPUT_DTYPES)}, got {view.dtype}; cast it yourself")
+    if tuple(view.shape) != (n,):
+        raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(view.shape)}")
+    interop.same_device(first, view)
+    return view
