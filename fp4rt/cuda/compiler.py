@@ -32,6 +32,7 @@ Defines = Mapping[str, int | str]
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.MULTILINE)
 _DIAGNOSTIC = re.compile(r"^(?P<file>[\w./-]+)\((?P<line>\d+)\): (?:catastrophic )?error", re.MULTILINE)
 _CONTEXT_LINES = 3
+_MOST_EXCERPTS = 3
 
 
 @dataclass(frozen=True)
@@ -159,9 +160,15 @@ def compile_kernel(source: str, defines: Defines, arch: str, *, fmad: bool = Fal
             log = nvrtc.getProgramLog(program).strip("\0 \n") or str(error)
             raise CompileError(_explain(source, defines, arch, log, texts)) from error
         image = nvrtc.getCUBIN(program) if arch.startswith("sm_") else nvrtc.getPTX(program)
-        return CompiledKernel(bytes(image), nvrtc.getProgramLog(program).strip("\0 \n"))
+        # CuPy takes the last byte off both, as if they were strings. PTX needs its NUL, and a cubin its last byte,
+        # which belongs to the padding of the ELF file's program headers.
+        return CompiledKernel(_as_bytes(image) + b"\0", nvrtc.getProgramLog(program).strip("\0 \n"))
     finally:
         nvrtc.destroyProgram(program)
+
+
+def _as_bytes(image: bytes | str) -> bytes:
+    return image.encode() if isinstance(image, str) else bytes(image)
 
 
 def _explain(source: str, defines: Defines, arch: str, log: str, texts: Mapping[str, str]) -> str:
@@ -173,7 +180,7 @@ def _explain(source: str, defines: Defines, arch: str, log: str, texts: Mapping[
     shown = set()
     for found in _DIAGNOSTIC.finditer(log):
         name, line = found["file"], int(found["line"])
-        if name in texts and (name, line) not in shown:
+        if name in texts and (name, line) not in shown and len(shown) < _MOST_EXCERPTS:
             shown.add((name, line))
             message.append(_numbered(name, texts[name], line))
     if not shown:

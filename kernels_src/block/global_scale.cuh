@@ -1,0 +1,17 @@
+// The global scale of a launch: given by value or at an address, and copied to where the result keeps its own.
+#pragma once
+#include "num/constants.cuh"
+
+// 2688 / amax, 1 where amax is 0, never infinite.
+__device__ __forceinline__ float global_scale_of(float amax) {
+    if (amax == 0.0f) return 1.0f;
+    const float scale = AMAX_TARGET / amax;
+    return scale < FP32_MAX ? scale : FP32_MAX;
+}
+
+// `from` null: the value itself. One thread of the launch keeps it, unless `keep` is null.
+__device__ __forceinline__ float read_global_scale(const float* from, float value) { return from ? *from : value; }
+
+__device__ __forceinline__ void keep_global_scale(float* keep, float global_scale) {
+    if (keep && blockIdx.x == 0 && threadIdx.x == 0) *keep = global_scale;
+}
