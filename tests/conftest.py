@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest_plugins = ["fp4rt.coverage.pytest_plugin"]  # an installed fp4rt brings it as an entry point
+
 
 def _why_no_gpu() -> str | None:
     """Why no CUDA device is usable here, or None where one is."""

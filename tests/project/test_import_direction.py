@@ -38,6 +38,7 @@ ALLOWED_UPWARD = {("tensor", "api"), ("prepacked", "api")}
 THIRD_PARTY = {
     "cpu": {"numba"},
     "cuda": {"cupy", "cupy_backends", "cuda"},
+    "coverage": {"pytest"},
     "checkpoint": {"safetensors"},
     "compat": {"torch"},
     "torch": {"torch"},

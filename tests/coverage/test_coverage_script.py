@@ -1,0 +1,66 @@
+"""The script form, and the pytest fixture as a kernel's author uses it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fp4rt.coverage import CoverageError
+from fp4rt.coverage.script import find_checks, run_checks
+from fp4rt.errors import ShapeError
+
+SCRIPT = """
+import numpy as np
+from fp4rt import coverage
+
+def kernel(out):
+    out[:-1] = 0
+
+def cover_last_row():
+    return coverage.check(kernel, np.empty((4, 4), np.uint8))
+
+def cover_rows():
+    return coverage.check_partition({"kernel": kernel, "last": lambda out: out[-1:].fill(0)}, np.empty((4, 4)))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "kernel_coverage.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_every_check_of_a_script_is_run(script):
+    verdicts = run_checks(script)
+    assert {name: bool(verdict) for name, verdict in verdicts.items()} == {"last_row": False, "rows": True}
+
+
+def test_checks_are_chosen_by_a_part_of_their_name(script):
+    assert list(run_checks(script, only="last")) == ["last_row"]
+    with pytest.raises(ShapeError, match="no check with 'first' in its name; it has last_row, rows"):
+        run_checks(script, only="first")
+
+
+def test_script_without_checks_says_what_to_define(tmp_path):
+    path = tmp_path / "nothing.py"
+    path.write_text("x = 1\n")
+    with pytest.raises(ShapeError, match=r"no function named cover_\.\.\.; define one that returns"):
+        find_checks(path)
+
+
+def test_check_that_returns_no_verdict_is_refused(tmp_path):
+    path = tmp_path / "wrong.py"
+    path.write_text("def cover_it():\n    return True\n")
+    with pytest.raises(ShapeError, match=r"cover_it of .* returned bool"):
+        run_checks(path)
+
+
+def test_the_fixture_passes_what_is_covered(assert_covers):
+    verdict = assert_covers(lambda out: out.fill(0), np.empty((3, 4)))
+    assert verdict.ok
+
+
+def test_the_fixture_fails_with_the_report(assert_covers):
+    with pytest.raises(CoverageError, match=r"never written: 8 bytes .* \(row 2, column 24\)"):
+        assert_covers(lambda out: out.reshape(-1)[:-1].fill(0), np.empty((3, 4)))
