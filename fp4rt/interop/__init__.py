@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from fp4rt.device import CPU, Device
-from fp4rt.interop.arrays import ArrayView, same_device
+from fp4rt.interop.arrays import ArrayView, dense_strides, same_device
 from fp4rt.interop.readers import view
 from fp4rt.interop.results import as_uint8, from_device, from_host
 from fp4rt.interop.streams import hold, order, stream_handle
@@ -19,6 +19,7 @@ __all__ = [
     "ArrayView",
     "Device",
     "as_uint8",
+    "dense_strides",
     "from_device",
     "from_host",
     "hold",

@@ -14,6 +14,7 @@ __all__ = ["Driver", "load", "on_device"]
 
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 EVENT_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING: such events never block and cost least
+POINTER_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class Driver:
@@ -59,6 +60,22 @@ class Driver:
         else:  # before driver 12.5 there is only this; the event itself then counts as reached
             self.call("cuCtxSynchronize")
         return event
+
+    def device_of(self, pointer: int) -> int:
+        """Index of the device that the memory at ``pointer`` belongs to; needs no current context."""
+        index = ctypes.c_int()
+        self.call("cuPointerGetAttribute", ctypes.byref(index), POINTER_DEVICE_ORDINAL, ctypes.c_uint64(pointer))
+        return index.value
+
+    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
+        """Queue a copy from device memory to device memory."""
+        self.call(
+            "cuMemcpyDtoDAsync_v2",
+            ctypes.c_uint64(to),
+            ctypes.c_uint64(source),
+            ctypes.c_size_t(nbytes),
+            ctypes.c_void_p(stream),
+        )
 
     def done(self, event: ctypes.c_void_p) -> bool:
         """Whether the event has been reached."""

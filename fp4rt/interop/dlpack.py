@@ -5,8 +5,8 @@ renamed ``used_...`` at once, so that nobody consumes it again, and the tensor's
 when the last view of it dies.
 
 Exporting. One C deleter serves every exported tensor; what the tensor keeps alive stands in ``_exported`` under its
-address until then. At interpreter exit the deleters of what is still alive are taken out (DLPack allows NULL): a C++
-owner that outlives Python must not call into it.
+address until then. At interpreter exit the deleters of what is still alive are replaced by a C function that does
+nothing: a C++ owner that outlives Python must not call into it. (DLPack allows NULL there, but JAX calls it unseen.)
 """
 
 from __future__ import annotations
@@ -306,8 +306,12 @@ class Export:
         return make_capsule(self.owner, self.pointer, self.device, self.dtype, self.shape, versioned=versioned)
 
 
+# Ignores its argument, touches no interpreter, and may be called after the end of it.
+_nothing_address = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+
+
 @atexit.register
-def _take_out_deleters() -> None:
+def _disarm_deleters() -> None:
     for memory, _, deleter_offset in list(_exported.values()):
-        struct.pack_into("=Q", memory, deleter_offset, 0)
+        struct.pack_into("=Q", memory, deleter_offset, _nothing_address)
         _keep_forever(memory)  # whoever holds the tensor still reads the struct after our teardown

@@ -79,7 +79,8 @@ def matmul(
     """(m, n) = alpha * a @ b.T + bias of two quantized tensors.
 
     Args:
-        a, b: (data, scales, global_scale) of (m, k) and (n, k).
+        a: (data, scales, global_scale) of (m, k).
+        b: the same of (n, k).
         k: columns; all in memory where None.
         layouts: where a's and b's scales lie.
         out_dtype: torch.float16, torch.bfloat16 or torch.float32.

@@ -43,7 +43,9 @@ def quantize_model(
     if mode not in MODES:
         raise ValueError(f"quantize_model needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
     if isinstance(model, torch.nn.Linear):
-        raise ValueError("quantize_model replaces layers inside a model, got a lone nn.Linear; use NVFP4Linear.from_linear")
+        raise ValueError(
+            "quantize_model replaces layers inside a model, got a lone nn.Linear; use NVFP4Linear.from_linear"
+        )
     scales = dict(input_global_scales or {})
     linears = {
         name: layer

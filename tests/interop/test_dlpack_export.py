@@ -109,26 +109,28 @@ def test_the_consumers_stream_waits_for_ours(driver: Any, asked: int | None, wai
     del capsule
 
 
-def test_views_that_outlive_the_interpreter_do_not_call_into_it() -> None:
-    """Torch keeps the tensors in C++ past Python's end; their deleters must be gone by then."""
-    pytest.importorskip("torch")
-    code = """
-import builtins, numpy as np, torch
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_arrays_that_outlive_the_interpreter_do_not_call_into_it(library: str) -> None:
+    """The last references die in the library's C++, after Python is gone: our deleter must be out of reach by then."""
+    pytest.importorskip(library)
+    code = f"""
+import builtins, ctypes, numpy as np, {library}
 from fp4rt import interop
-from fp4rt.interop import dlpack
+from fp4rt.interop.dlpack import Export, _disarm_deleters, _exported
 memory = np.zeros(4096, np.uint8)
-tensors = [torch.from_dlpack(dlpack.make_capsule(memory, memory.ctypes.data, interop.CPU, "uint8", (64,), versioned=v))
-           for v in (True, False)]
-builtins.kept = tensors
-import ctypes
-ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensors))  # never freed by Python
-dlpack._take_out_deleters()
-del tensors, builtins.kept
-assert len(dlpack._exported) == 2
-kept_back = torch.from_dlpack(dlpack.make_capsule(memory, memory.ctypes.data, interop.CPU, "uint8", (64,)))
-dlpack._take_out_deleters()
-del kept_back  # a deleter taken out is not called
-assert len(dlpack._exported) == 3
+pointer = -(-memory.ctypes.data // 64) * 64
+consume = {"torch.from_dlpack" if library == "torch" else "jax.dlpack.from_dlpack"}
+make = lambda: consume(Export(memory, pointer, interop.CPU, "uint8", (64,)))
+builtins.kept = [make(), make()]
+leaked = make()
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(leaked))  # Python never frees it
+early = make()
+del early
+assert len(_exported) == 3
+late = make()
+_disarm_deleters()
+del late  # does nothing any more
+assert len(_exported) == 4
 print("end")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -1,0 +1,225 @@
+"""fp4rt in JAX: the functions under ``jit``, and quantized tensors as pytrees.
+
+``fp4rt.quantize`` and the other functions take concrete JAX arrays as they are. The ones here also work while JAX
+traces: they are calls into this library from the compiled program (XLA's foreign function interface), on XLA's own
+memory and stream, on the host and on CUDA devices alike. Importing the module registers ``QuantizedTensor`` and
+``PrepackedWeight`` as pytrees, so that they go in and out of ``jit``::
+
+    import fp4rt.jax
+    w = fp4rt.jax.quantize(weight)
+    step = jax.jit(lambda x, w: fp4rt.jax.matmul(x, w))
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fp4rt import api
+from fp4rt.errors import DtypeError, ShapeError
+from fp4rt.format import BLOCK, INPUT_DTYPES
+from fp4rt.interop import cuda_driver, view
+from fp4rt.jax import ffi
+from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
+from fp4rt.prepacked import PrepackedWeight
+from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
+
+__all__ = ["dequantize", "global_scale", "matmul", "prepack", "quantize", "relayout"]
+
+
+def quantize(
+    x: Any, global_scale: Any = None, *, layout: str = "128x4", padded_n: int | None = None
+) -> QuantizedTensor:
+    """:func:`fp4rt.quantize` for arrays and tracers.
+
+    Args:
+        x: (m, n) float16, bfloat16 or float32.
+        global_scale: the encode scale: a number or a one-element fp32 array; None computes it.
+        layout: "128x4", "linear" or "8x4".
+        padded_n: columns in memory, a multiple of 16.
+
+    Raises:
+        ShapeError, DtypeError, LayoutError: as :func:`fp4rt.quantize` does, while tracing.
+    """
+    m, n = _check_matrix("quantize", x)
+    known = get_layout(layout)
+    padded_n = check_padded_n("quantize", (m, n), padded_n)
+    results: Any = [
+        jax.ShapeDtypeStruct(data_shape(m, padded_n), jnp.uint8),
+        jax.ShapeDtypeStruct(known.shape(m, block_columns(padded_n)), jnp.uint8),
+        jax.ShapeDtypeStruct((1,), jnp.float32),
+    ]
+    arguments = [x] if global_scale is None else [x, _scalar("global_scale", global_scale)]
+    parts: Any = ffi.call("quantize", results, *arguments, n=n, layout=known.name, padded_n=padded_n)
+    return QuantizedTensor.trusted(*parts, (m, n), known.name, padded_n)
+
+
+def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
+    """:func:`fp4rt.dequantize` for arrays and tracers: (m, n) in ``dtype``."""
+    result = jax.ShapeDtypeStruct(q.shape, _check_dtype("dequantize", dtype))
+    return ffi.call("dequantize", result, *_parts(q), **_settings(q))
+
+
+def relayout(q: QuantizedTensor, layout: str) -> QuantizedTensor:
+    """:func:`fp4rt.relayout` for arrays and tracers, as plain JAX operations."""
+    known, before = get_layout(layout), get_layout(q.layout)
+    m, n = q.shape
+    columns, valid = block_columns(q.padded_n), ceil_div(n, BLOCK)
+    rows, cols = jnp.arange(m)[:, None], jnp.arange(valid)[None, :]
+    scales = q.scales.reshape(-1)[before.offset(rows, cols, columns)]
+    moved = jnp.zeros(known.nbytes(m, columns), jnp.uint8).at[known.offset(rows, cols, columns)].set(scales)
+    moved = moved.reshape(known.shape(m, columns))
+    return QuantizedTensor.trusted(q.data, moved, q.global_scale, q.shape, known.name, q.padded_n)
+
+
+def global_scale(x: Any) -> Any:
+    """:func:`fp4rt.global_scale` for arrays and tracers: fp32 (1,)."""
+    _check_matrix("global_scale", x)
+    return ffi.call("global_scale", jax.ShapeDtypeStruct((1,), jnp.float32), x)
+
+
+def matmul(
+    a: Any, b: QuantizedTensor | PrepackedWeight, *, out_dtype: Any = jnp.bfloat16, alpha: Any = None, bias: Any = None
+) -> Any:
+    """:func:`fp4rt.matmul` for arrays and tracers: (m, n) = alpha * a @ b.T + bias.
+
+    Args:
+        a: QuantizedTensor (m, k), or a float16/bfloat16 array (m, k).
+        b: QuantizedTensor (n, k), or the result of :func:`prepack`.
+        out_dtype: float16, bfloat16 or float32.
+        alpha: a number or a one-element fp32 array; None means 1 / (product of the operands' global scales).
+        bias: (n,).
+    """
+    dense = not isinstance(a, QuantizedTensor)
+    m, k = _check_matrix("matmul", a, "a") if dense else a.shape
+    n, k_of_b = b.shape
+    if k != k_of_b:
+        raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
+    if bias is not None and tuple(bias.shape) != (n,):
+        raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
+    settings = {
+        "a": None if dense else _settings(a),
+        "b": {**_settings(b), "rows": n, "prepacked": isinstance(b, PrepackedWeight)},
+        "alpha": alpha is not None,
+        "bias": bias is not None,
+    }
+    arguments = [*([a] if dense else _parts(a)), *_parts(b)]
+    if alpha is not None:
+        arguments.append(_scalar("alpha", alpha))
+    if bias is not None:
+        arguments.append(bias)
+    result = jax.ShapeDtypeStruct((m, n), _check_dtype("matmul", out_dtype))
+    return ffi.call("matmul", result, *arguments, **settings)
+
+
+def prepack(b: QuantizedTensor) -> PrepackedWeight:
+    """:func:`fp4rt.prepack`; not under ``jit``: how many blocks it keeps aside depends on their values."""
+    return api.prepack(b)
+
+
+# ---- what runs inside the compiled program
+
+
+def _run_quantize(call: ffi.Call) -> None:
+    s = call.settings
+    x, *scale = call.arguments
+    data, scales, global_scale = call.results
+    out = QuantizedTensor.trusted(data, scales, global_scale, tuple(x.shape), s["layout"], s["padded_n"])
+    api.quantize(
+        x, scale[0] if scale else None, layout=s["layout"], padded_n=s["padded_n"], out=out, stream=call.stream
+    )
+
+
+def _run_dequantize(call: ffi.Call) -> None:
+    q, _ = _rebuild(call.arguments, call.settings)
+    api.dequantize(q, call.results[0].dtype, out=call.results[0], stream=call.stream)
+
+
+def _run_global_scale(call: ffi.Call) -> None:
+    scale = view(api.global_scale(call.arguments[0], stream=call.stream), "global_scale", call.stream)
+    out = call.results[0]
+    if call.stream is None:
+        out.bits()[...] = scale.bits()
+    else:
+        with cuda_driver.on_device(out.device.index) as driver:
+            driver.copy(out.pointer, scale.pointer, out.nbytes, call.stream)
+
+
+def _run_matmul(call: ffi.Call) -> None:
+    s, arguments = call.settings, call.arguments
+    a: Any
+    if s["a"] is None:
+        a, arguments = arguments[0], arguments[1:]
+    else:
+        a, arguments = _rebuild(arguments, s["a"])
+    b, arguments = _rebuild(arguments, s["b"])
+    alpha, arguments = (arguments[0], arguments[1:]) if s["alpha"] else (None, arguments)
+    bias = arguments[0] if s["bias"] else None
+    out = call.results[0]
+    api.matmul(a, b, out_dtype=out.dtype, alpha=alpha, bias=bias, out=out, stream=call.stream)
+
+
+def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """The quantized or prepacked tensor in front of ``arguments``, and the rest of them."""
+    parts: Any = arguments[:3]
+    rest = arguments[3:]
+    rows = settings.get("rows", parts[0].shape[0])
+    shape = (rows, settings["n"])
+    if settings.get("prepacked"):
+        return PrepackedWeight(*parts, shape, settings["layout"], settings["padded_n"]), rest
+    return QuantizedTensor.trusted(*parts, shape, settings["layout"], settings["padded_n"]), rest
+
+
+# ---- checks and pytrees
+
+
+def _check_matrix(function: str, x: Any, name: str = "x") -> tuple[int, int]:
+    shape = check_matrix_shape(x.shape, f"{function} needs {name}")
+    dtype = jnp.dtype(x.dtype).name
+    if dtype not in INPUT_DTYPES:
+        raise DtypeError(f"{function} needs {name} as {', '.join(INPUT_DTYPES)}, got {dtype}; cast it yourself")
+    return shape
+
+
+def _check_dtype(function: str, dtype: Any) -> Any:
+    name = jnp.dtype(dtype).name
+    if name not in INPUT_DTYPES:
+        raise DtypeError(f"{function} needs a dtype of {', '.join(INPUT_DTYPES)}, got {name}")
+    return jnp.dtype(dtype)
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if isinstance(value, numbers.Real):
+        return jnp.full((1,), value, jnp.float32)
+    if value.dtype != jnp.float32:
+        raise DtypeError(f"{name} must be a number or a float32 array, got {value.dtype}")
+    if value.size != 1:
+        raise ShapeError(f"{name} must have one element, got shape {tuple(value.shape)}")
+    return value.reshape(1)
+
+
+def _parts(q: QuantizedTensor | PrepackedWeight) -> tuple[Any, Any, Any]:
+    return q.data, (q.restored if isinstance(q, PrepackedWeight) else q.scales), q.global_scale
+
+
+def _settings(q: QuantizedTensor | PrepackedWeight) -> dict[str, Any]:
+    return {"n": q.shape[1], "layout": q.layout, "padded_n": q.padded_n}
+
+
+def _flatten(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    version = (q.version,) if isinstance(q, PrepackedWeight) else ()
+    return _parts(q), (q.shape, q.layout, q.padded_n, *version)
+
+
+for _kind, _make in ((QuantizedTensor, QuantizedTensor.trusted), (PrepackedWeight, PrepackedWeight)):
+    jax.tree_util.register_pytree_node(_kind, _flatten, lambda settings, parts, make=_make: make(*parts, *settings))
+for _name, _function in (
+    ("quantize", _run_quantize),
+    ("dequantize", _run_dequantize),
+    ("global_scale", _run_global_scale),
+    ("matmul", _run_matmul),
+):
+    ffi.register(_name, _function)
