@@ -63,7 +63,7 @@ _NUMPY = {
     "I64": np.dtype("<i8"),
     "U64": np.dtype("<u8"),
 }
-_TAGS = {dtype: tag for tag, dtype in _NUMPY.items()}
+_TAGS = {dtype.name: tag for tag, dtype in _NUMPY.items()}
 
 
 def numpy_dtype(tag: str) -> np.dtype | None:
@@ -71,13 +71,13 @@ def numpy_dtype(tag: str) -> np.dtype | None:
     return _NUMPY.get(tag)
 
 
-def tag_of(dtype: np.dtype) -> str:
-    """The safetensors tag of a NumPy or ml_dtypes dtype.
+def tag_of(dtype: str) -> str:
+    """The safetensors tag of a dtype by its NumPy or ml_dtypes name.
 
     Raises:
         DtypeError: safetensors has no such dtype.
     """
-    tag = _TAGS.get(np.dtype(dtype))
+    tag = _TAGS.get(dtype)
     if tag is None:
         raise DtypeError(f"safetensors has no dtype for {dtype}; it has {', '.join(sorted(_TAGS.values()))}")
     return tag

@@ -41,12 +41,12 @@ def input_scales(store: Store, layer: StoredLayer) -> np.ndarray | None:
     return None if layer.input_scale is None else _encode_scales(store, layer.input_scale, layer.form)
 
 
-def matrices(store: Store, layer: StoredLayer) -> Iterator[QuantizedTensor]:
-    """The matrices of a layer in linear layout: its experts, the parts of a fused matrix, or the one it is."""
+def matrices(store: Store, layer: StoredLayer, first: int = 0) -> Iterator[QuantizedTensor]:
+    """The matrices of a layer in linear layout: its experts from ``first`` on, its fused parts, or the one it is."""
     scales = global_scales(store, layer)
     count = layer.experts or 1
     per_matrix = scales if scales.size == count else np.broadcast_to(scales, (count,))
-    for index in range(count):
+    for index in range(first, count):
         data, block_scales = _matrix(store, layer, index)
         if layer.fused_rows:
             yield from _parts(layer, data, block_scales, scales)

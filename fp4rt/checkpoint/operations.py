@@ -6,7 +6,7 @@ makes them from the source, one layer at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from fp4rt.format import BLOCK
 from fp4rt.layout import get_layout
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["Convert", "Copy", "Dequantize", "Fuse", "Operation", "Quantize", "layer_metadata"]
+__all__ = ["Convert", "Copy", "Dequantize", "Fuse", "Join", "Operation", "Quantize", "target_metadata", "target_of"]
 
 Arrays = dict[str, np.ndarray]
 
@@ -246,6 +246,38 @@ class Dequantize:
 
 
 @dataclass(frozen=True)
+class Join:
+    """Join unquantized tensors by rows: the biases of fused layers."""
+
+    names: tuple[str, ...]
+    target: TensorSpec
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes read, which are those written."""
+        return self.target.nbytes
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The tensors."""
+        return self.names
+
+    def specs(self) -> list[TensorSpec]:
+        """The joined tensor."""
+        return [self.target]
+
+    def targets(self) -> list[TargetLayer]:
+        """None."""
+        return []
+
+    def run(self, store: Store) -> tuple[Iterator[Arrays], TensorReport]:
+        """Join the bytes."""
+        target = self.target
+        row = TensorReport(target.name, "fused", target.shape, target.dtype, target.nbytes, target.nbytes)
+        return iter(({target.name: np.concatenate([store[name] for name in self.names])},)), row
+
+
+@dataclass(frozen=True)
 class Fuse:
     """Join layers by rows into one, as serving engines do with q, k and v."""
 
@@ -285,10 +317,10 @@ class Fuse:
         yield lay_out(self.target, iter(result.parts), np.min(np.stack(inputs), axis=0) if inputs else None)
 
 
-def layer_metadata(operations: list[Any]) -> dict[str, Any]:
+def target_metadata(targets: Iterable[TargetLayer]) -> dict[str, Any]:
     """What the tensors of a file do not say themselves: logical shapes, fused rows, and ComfyUI's table of layers."""
     shapes, fused, comfy = {}, {}, {}
-    for target in (target for operation in operations for target in operation.targets()):
+    for target in targets:
         if not target.stored_as_is:
             shapes[target.name.weight] = [target.rows, target.columns]
         if target.fused_rows:

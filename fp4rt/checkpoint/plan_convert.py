@@ -1,0 +1,185 @@
+"""Plan to move an NVFP4 checkpoint into another format, or back into floats; refuses what the target cannot carry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fp4rt.checkpoint import configs
+from fp4rt.checkpoint.catalog import StoredLayer, catalog
+from fp4rt.checkpoint.configs import Outcome
+from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
+from fp4rt.checkpoint.dtypes import FLOAT_TAGS
+from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, Format, LayerName
+from fp4rt.checkpoint.fusing import FUSE_MODES
+from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.layers import TargetLayer
+from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Join, target_of
+from fp4rt.checkpoint.plan import SCALAR_SHAPES, Plan, format_named, layer_bytes, make_jobs, scale_layout
+from fp4rt.checkpoint.plan_fuse import fuse_layers
+from fp4rt.checkpoint.store import Store
+from fp4rt.checkpoint.writer import TensorSpec
+from fp4rt.errors import CheckpointError
+
+__all__ = ["plan_convert", "plan_dequantize"]
+
+# Models whose gate_up_proj alternates rows of gate and up.
+INTERLEAVED_MODELS = ("gpt_oss",)
+GATE_UP = "gate_up_proj"
+
+
+def plan_convert(
+    store: Store,
+    to: str,
+    wanted: str | None = None,
+    layout: str | None = None,
+    fuse: Mapping[str, Sequence[str]] | None = None,
+    fused_scales: str = FUSE_MODES[0],
+) -> Plan:
+    """Plan to move an NVFP4 checkpoint into another format.
+
+    Args:
+        store: the source.
+        to: name of the format.
+        wanted: the source's format where names and configuration do not tell.
+        layout: layout of the block scales; None for the format's own.
+        fuse: layers to join by rows: name of the fused module -> names of its parts, all beside each other, as
+            {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
+        fused_scales: what becomes of different global scales: "keep" or "rescale".
+
+    Raises:
+        CheckpointError: the source has no NVFP4 layers, or something that the format cannot carry.
+    """
+    form = format_named(to)
+    own_layout = scale_layout(form, layout)
+    configuration, source, layers = _read_quantized(store, wanted)
+    if form.name != source.name:
+        _refuse_foreign(store, layers, form)
+    interleaved = configuration.config.get("model_type") in INTERLEAVED_MODELS
+    operations: dict[str, Any] = {
+        layer.data: _convert(store, layer, form, own_layout, interleaved) for layer in layers.values()
+    }
+    for joined, parts in (fuse or {}).items():
+        fuse_layers(store, layers, operations, form, own_layout, joined, parts, fused_scales)
+    operations = _with_copies(store, layers, operations)
+    with_activations: list[str] = []
+    weight_only: list[str] = []
+    for operation in operations.values():
+        for target in operation.targets():
+            (weight_only if target.input_shape is None else with_activations).append(target.name.base)
+    kept = configs.kept_linears(store.entry(name) for name, op in operations.items() if isinstance(op, Copy))
+    outcome = Outcome(
+        form,
+        tuple(sorted(weight_only)),
+        tuple(sorted(with_activations)),
+        kept,
+        configs.kv_cache_algorithm(configuration),
+    )
+    return Plan("convert", store, configuration, outcome, make_jobs(store, operations, outcome))
+
+
+def plan_dequantize(store: Store, dtype: str, wanted: str | None = None) -> Plan:
+    """Plan to turn the NVFP4 layers of a checkpoint into floats; other tensors stay as they are.
+
+    Args:
+        store: the source.
+        dtype: tag: "BF16", "F16" or "F32".
+        wanted: the source's format where names and configuration do not tell.
+    """
+    configuration, _, layers = _read_quantized(store, wanted)
+    _refuse_foreign(store, layers, None)
+    operations = {layer.data: Dequantize(layer, dtype, layer_bytes(store, layer)) for layer in layers.values()}
+    outcome = Outcome(None)
+    jobs = make_jobs(store, _with_copies(store, layers, operations), outcome)
+    return Plan("dequantize", store, configuration, outcome, jobs, FLOAT_TAGS[dtype])
+
+
+def _read_quantized(store: Store, wanted: str | None) -> tuple[Configuration, Format, dict[str, StoredLayer]]:
+    configuration = read_configuration(store)
+    form = detect(store, configuration, wanted)
+    if form is None:
+        raise CheckpointError(f"{store.path}: holds no NVFP4 layers; `fp4rt quantize` makes them")
+    return configuration, form, catalog(store, form)
+
+
+def _refuse_foreign(store: Store, layers: dict[str, StoredLayer], form: Format | None) -> None:
+    """Refuse what another format would lose: other quantizations, and parts that change a layer's result."""
+    target = "a plain checkpoint" if form is None else form.name
+    for layer in layers.values():
+        if layer.extras:
+            raise CheckpointError(
+                f"{store.path}: {printable(layer.extras[0])} changes what the layer computes; {target} cannot carry it"
+            )
+    for name in store:
+        scaled = any(f"{name}{suffix}" in store for suffix in ("_scale", "_scale_inv"))
+        if store.entry(name).dtype.startswith(("F8", "I8")) and scaled and name.endswith("weight"):
+            raise CheckpointError(
+                f"{store.path}: {printable(name)} is quantized as {store.entry(name).dtype}, which fp4rt only copies; "
+                f"it cannot become part of {target}"
+            )
+
+
+def _convert(store: Store, layer: StoredLayer, form: Format, layout: str, interleaved: bool) -> Convert:
+    nbytes = layer_bytes(store, layer)
+    input_shape: tuple[int, ...] | None = None
+    if layer.input_scale is not None:
+        shape = store.entry(layer.input_scale).shape
+        input_shape = form.scalar_shape if shape in SCALAR_SHAPES else shape
+    if form.name == COMPRESSED_TENSORS.name and layer.experts is not None:
+        return Convert(layer, _split_stack(store, layer, form, layout, interleaved), nbytes)
+    if layer.transposed and form.name == COMFY.name:
+        raise CheckpointError(
+            f"{store.path}: {printable(layer.data)} is stored as (experts, k, n), which has no comfy form"
+        )
+    target = target_of(layer, form, layout, input_shape)
+    return Convert(layer, ((target, 0, 0, layer.rows),), nbytes)
+
+
+def _split_stack(
+    store: Store, layer: StoredLayer, form: Format, layout: str, interleaved: bool
+) -> tuple[tuple[TargetLayer, int, int, int], ...]:
+    """One module per expert, as compressed-tensors has them; gate_up is cut into gate and up."""
+    parent, _, leaf = layer.name.base.rpartition(".")
+    halves = {leaf: (0, layer.rows)}
+    if leaf == GATE_UP:
+        if interleaved or layer.rows % 2:
+            raise CheckpointError(
+                f"{store.path}: {printable(layer.data)} interleaves gate and up; it cannot be cut by rows"
+            )
+        half = layer.rows // 2
+        halves = {"gate_proj": (0, half), "up_proj": (half, layer.rows)}
+    inputs = None if layer.input_scale is None else form.scalar_shape
+    return tuple(
+        (
+            TargetLayer(
+                LayerName(f"{parent}.{expert}.{name}".lstrip(".")),
+                form,
+                layout,
+                None,
+                end - first,
+                layer.columns,
+                layer.padded_columns,
+                input_shape=inputs,
+            ),
+            expert,
+            first,
+            end,
+        )
+        for expert in range(layer.experts or 0)
+        for name, (first, end) in halves.items()
+    )
+
+
+def _with_copies(store: Store, layers: dict[str, StoredLayer], operations: dict[str, Any]) -> dict[str, Any]:
+    """All tensors in the store's order: the layers' operations at their codes, copies of what no layer consumes."""
+    consumed = {name for layer in layers.values() for name in layer.tensors if name not in layer.extras}
+    consumed.update(name for op in operations.values() if isinstance(op, Join) for name in op.reads)
+    markers = {layer.name.join("comfy_quant") for layer in layers.values()}
+    result: dict[str, Any] = {}
+    for name in store:
+        if name in operations:
+            result[name] = operations[name]
+        elif name not in consumed and name not in markers:
+            entry = store.entry(name)
+            result[name] = Copy(TensorSpec(name, entry.dtype, entry.shape))
+    return result

@@ -1,0 +1,139 @@
+"""Plan to quantize a plain checkpoint: which tensors, how, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp4rt.checkpoint import configs
+from fp4rt.checkpoint.configs import Outcome
+from fp4rt.checkpoint.detect import detect, read_configuration
+from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, MODELOPT, Format, LayerName
+from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.layers import TargetLayer
+from fp4rt.checkpoint.methods import Method
+from fp4rt.checkpoint.operations import Copy, Quantize
+from fp4rt.checkpoint.plan import Plan, format_named, make_jobs, scale_layout
+from fp4rt.checkpoint.selection import Selection, unused
+from fp4rt.checkpoint.store import Store
+from fp4rt.checkpoint.writer import TensorSpec
+from fp4rt.errors import CheckpointError
+from fp4rt.format import AMAX_TARGET, BLOCK
+from fp4rt.layout import round_up
+
+__all__ = ["QuantizeOptions", "plan_quantize"]
+
+# Models that keep stacked experts as (e, k, n), for x @ w.
+TRANSPOSED_MODELS = ("llama4", "llama4_text", "gpt_oss")
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What ``quantize`` is to do.
+
+    Attributes:
+        form: name of the format to write.
+        layout: layout of the block scales; None for the format's own. Only modelopt knows others.
+        activations: whether activations are to be quantized too (w4a4), which stores ``input_amax / 2688``.
+        input_amax: largest activation magnitude to expect; without calibration, the largest that a scale of 1 covers.
+        selection: which tensors.
+        method: how scales are chosen.
+        override: method for a tensor, None to leave it alone; None where there are no overrides.
+        compare: measure all methods.
+        histograms: count errors and scales for a picture.
+    """
+
+    form: str = MODELOPT.name
+    layout: str | None = None
+    activations: bool = False
+    input_amax: float = AMAX_TARGET
+    selection: Selection = field(default_factory=Selection)
+    method: Method = field(default_factory=Method)
+    override: Callable[[str, Method], Method | None] | None = None
+    compare: bool = False
+    histograms: bool = False
+
+
+def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
+    """Plan to quantize a plain checkpoint.
+
+    Raises:
+        CheckpointError: the source is quantized already, nothing is selected, or a pattern fits nothing.
+    """
+    configuration = read_configuration(store)
+    if detect(store, configuration) is not None:
+        raise CheckpointError(f"{store.path}: is NVFP4 already; `fp4rt convert` changes its format")
+    if configuration.quantization:
+        other = configuration.quantization.get("quant_method")
+        raise CheckpointError(
+            f"{store.path}: is quantized already (quant_method {printable(other)}); start from the original"
+        )
+    form = format_named(options.form)
+    layout = scale_layout(form, options.layout)
+    patterns = (*options.selection.include, *options.selection.exclude)
+    for pattern in unused(patterns, list(store)):
+        raise CheckpointError(f"{store.path}: the pattern {printable(pattern)} fits no tensor")
+    transposed = configuration.config.get("model_type") in TRANSPOSED_MODELS
+    operations: dict[str, Any] = {}
+    for name in store:
+        entry = store.entry(name)
+        spec = TensorSpec(name, entry.dtype, entry.shape)
+        reason = options.selection.reason_to_leave(entry, transposed)
+        method: Method | None = options.method
+        if reason is None and options.override is not None:
+            method = options.override(name, options.method)
+            reason = "left by an override" if method is None else None
+        if reason is None and method is not None:
+            operations[name] = _quantize(spec, form, layout, transposed, method, options)
+        else:
+            operations[name] = Copy(spec, reason or "")
+    quantized = [operation for operation in operations.values() if isinstance(operation, Quantize)]
+    if not quantized:
+        reasons = _reasons(operations.values())
+        raise CheckpointError(f"{store.path}: nothing to quantize; every tensor is left: {reasons}")
+    modules = tuple(sorted(operation.target.name.base for operation in quantized))
+    kept = configs.kept_linears(store.entry(name) for name, op in operations.items() if isinstance(op, Copy))
+    outcome = Outcome(form, () if options.activations else modules, modules if options.activations else (), kept)
+    plan = Plan("quantize", store, configuration, outcome, make_jobs(store, operations, outcome))
+    if options.activations:
+        plan.notes.append(
+            f"activations: input_scale = {options.input_amax:g} / {AMAX_TARGET:g}, not calibrated; magnitudes up to "
+            f"{options.input_amax:g} are not clipped"
+        )
+    return plan
+
+
+def _quantize(
+    spec: TensorSpec, form: Format, layout: str, transposed: bool, method: Method, options: QuantizeOptions
+) -> Quantize:
+    *stack, rows, columns = spec.shape
+    flipped = transposed and bool(stack)
+    if flipped:
+        rows, columns = columns, rows
+    name = LayerName.of_weight(spec.name)
+    if stack and form.name == COMPRESSED_TENSORS.name:
+        raise CheckpointError(
+            f"{printable(spec.name)}: compressed-tensors has no stacks of experts; quantize to modelopt, then convert"
+        )
+    if flipped and form.name == COMFY.name:
+        raise CheckpointError(f"{printable(spec.name)}: a stack stored as (experts, k, n) has no comfy form")
+    target = TargetLayer(
+        name,
+        form,
+        layout,
+        stack[0] if stack else None,
+        rows,
+        columns,
+        round_up(columns, BLOCK),
+        flipped,
+        (),
+        form.scalar_shape if options.activations else None,
+    )
+    encode = AMAX_TARGET / options.input_amax if options.activations else None
+    return Quantize(spec, target, method, encode, options.compare, options.histograms)
+
+
+def _reasons(operations: Iterable[Any]) -> str:
+    reasons = sorted({operation.note for operation in operations if operation.note})
+    return "; ".join(reasons[:6]) + ("; ..." if len(reasons) > 6 else "")

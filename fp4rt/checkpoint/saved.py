@@ -1,0 +1,115 @@
+"""Write tensors that are in memory as a checkpoint file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fp4rt import api, interop
+from fp4rt.checkpoint import configs
+from fp4rt.checkpoint.configs import Outcome
+from fp4rt.checkpoint.dtypes import tag_of
+from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
+from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
+from fp4rt.checkpoint.header import TensorEntry, printable
+from fp4rt.checkpoint.journal import json_bytes
+from fp4rt.checkpoint.layers import TargetLayer, lay_out
+from fp4rt.checkpoint.operations import target_metadata
+from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec, write_atomically
+from fp4rt.errors import CheckpointError
+from fp4rt.tensor import QuantizedTensor
+
+__all__ = ["save"]
+
+
+def save(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, Any],
+    *,
+    format: str = MODELOPT.name,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write quantized and other tensors to one safetensors file; it appears complete or not at all.
+
+    Args:
+        path: the file, ``*.safetensors``. For modelopt, hf_quant_config.json is written beside it.
+        tensors: by name. A :class:`QuantizedTensor` becomes the tensors of its format under the module's name ("x" and
+            "x.weight" mean the same); any other host array is stored as it is, bit for bit.
+        format: "modelopt", "compressed-tensors" or "comfy".
+        metadata: strings to keep in the file.
+        overwrite: replace what is there.
+
+    Raises:
+        CheckpointError: the file exists, the format is unknown, or two tensors would have one name.
+        DtypeError, DeviceError: an array has a dtype that safetensors lacks, or lives on a device.
+    """
+    path = Path(path)
+    form = FORMATS.get(format)
+    if form is None:
+        raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
+    if not path.name.endswith(SUFFIX):
+        raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
+    beside = path.parent / QUANT_CONFIG
+    quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
+    writes_config = bool(quantized) and form.name == MODELOPT.name
+    for place in (path, *((beside,) if writes_config else ())):
+        if os.path.lexists(place) and not overwrite:
+            raise CheckpointError(f"{place}: exists already; name another file, or pass overwrite=True")
+    arrays: dict[str, tuple[TensorSpec, np.ndarray]] = {}
+    targets = []
+    for name, value in tensors.items():
+        if name in quantized:
+            target = _target(name, value, format)
+            targets.append(target)
+            laid_out = lay_out(target, iter((_linear(value),)), None)
+            produced = [(spec, laid_out[spec.name]) for spec in target.specs()]
+        else:
+            produced = [_plain(name, value)]
+        for spec, array in produced:
+            if spec.name in arrays:
+                raise CheckpointError(f"{path}: two tensors would be called {printable(spec.name)}")
+            arrays[spec.name] = (spec, array)
+    plain = [TensorEntry(n, arrays[n][0].dtype, arrays[n][0].shape, 0, 0) for n in tensors if n not in quantized]
+    modules = tuple(sorted(target.name.base for target in targets))
+    outcome = Outcome(form if quantized else None, modules, (), configs.kept_linears(plain))
+    table = configs.file_metadata(dict(metadata or {}), outcome, target_metadata(targets), standalone=True)
+    with TensorFileWriter(path, [spec for spec, _ in arrays.values()], table) as writer:
+        for name, (_, array) in arrays.items():
+            writer.write(name, array)
+    if writes_config:
+        write_atomically(beside, json_bytes(configs.hf_quant_config(outcome)))
+
+
+def _target(name: str, q: QuantizedTensor, format: str) -> TargetLayer:
+    form = FORMATS[format]
+    module = LayerName(LayerName.of_weight(name).base)
+    return TargetLayer(module, form, form.layout, None, q.shape[0], q.shape[1], q.padded_n)
+
+
+def _linear(q: QuantizedTensor) -> QuantizedTensor:
+    """The tensor as NumPy arrays on the host, scales linear."""
+    host = (_host(part, name) for part, name in ((q.data, "data"), (q.scales, "scales")))
+    scale = _host(q.global_scale, "global_scale").view(np.float32)
+    data, scales = host
+    numpy_q = QuantizedTensor.trusted(data, scales, scale, q.shape, q.layout, q.padded_n)
+    return api.relayout(numpy_q, "linear")
+
+
+def _host(array: Any, name: str) -> np.ndarray:
+    """The bits of a host array, dense."""
+    view = interop.view(array, name)
+    if view.device.kind != "cpu":
+        raise CheckpointError(f"{name} lives on {view.device}; copy it to the host before saving")
+    return np.ascontiguousarray(view.bits())
+
+
+def _plain(name: str, value: Any) -> tuple[TensorSpec, np.ndarray]:
+    if isinstance(value, np.ndarray):
+        return TensorSpec(name, tag_of(value.dtype.name), value.shape), value
+    view = interop.view(value, name)
+    return TensorSpec(name, tag_of(view.dtype), tuple(view.shape)), _host(value, name)

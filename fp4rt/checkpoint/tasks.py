@@ -1,0 +1,157 @@
+"""Whole jobs as single calls: what the commands do, for Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+
+from fp4rt.checkpoint.dtypes import FLOAT_TAGS
+from fp4rt.checkpoint.fusing import FUSE_MODES
+from fp4rt.checkpoint.plan import Plan
+from fp4rt.checkpoint.plan_convert import plan_convert, plan_dequantize
+from fp4rt.checkpoint.plan_quantize import QuantizeOptions, plan_quantize
+from fp4rt.checkpoint.report import RunReport
+from fp4rt.checkpoint.run import Progress, carry_out, dry_report
+from fp4rt.checkpoint.store import Store
+from fp4rt.errors import CheckpointError
+
+__all__ = ["FLOAT_NAMES", "convert", "dequantize", "float_tag", "quantize"]
+
+Path = str | os.PathLike[str]
+FLOAT_NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", **{name: tag for tag, name in FLOAT_TAGS.items()}}
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    options: QuantizeOptions | None = None,
+    *,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Quantize the linear weights of a checkpoint to NVFP4; everything else goes along byte for byte.
+
+    Args:
+        source: a safetensors file, or a folder with one or with shards and an index.
+        target: a file for a source of one file, or a folder. It appears complete, or, for a folder, can be finished by
+            the same call after an interruption.
+        options: formats, tensors and methods; the defaults write modelopt with the method "amax".
+        jobs: shards at once, by threads of this process.
+        executor: any ``concurrent.futures.Executor`` that takes plain functions (processes, dask.distributed,
+            mpi4py.futures); its workers must see both paths. The bytes written do not depend on it.
+        overwrite: replace what is there.
+        dry_run: write nothing, report what would be done.
+        progress: called with bytes of the source as they are dealt with.
+
+    Raises:
+        CheckpointError: the source is broken, a weight holds NaN or infinity, or the target is taken.
+        OSError: reading or writing failed.
+    """
+    return _do(
+        plan_quantize(Store(source), options or QuantizeOptions()), target, jobs, executor, overwrite, dry_run, progress
+    )
+
+
+def convert(
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    format: str | None = None,
+    layout: str | None = None,
+    fuse: Mapping[str, Sequence[str]] | None = None,
+    fused_scales: str = FUSE_MODES[0],
+    jobs: int = 1,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Move an NVFP4 checkpoint into another format; every code and block scale is kept. Floats: as :func:`dequantize`.
+
+    Args:
+        source: see :func:`quantize`.
+        target: see :func:`quantize`.
+        to: "modelopt", "compressed-tensors", "comfy", "bf16", "fp16" or "fp32".
+        format: the source's format where names and configuration do not tell.
+        layout: layout of the block scales, for modelopt.
+        fuse: layers to join: {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}.
+        fused_scales: "keep" a global scale for each part, or "rescale" to one.
+        jobs: see :func:`quantize`.
+        executor: see :func:`quantize`.
+        overwrite: replace what is there.
+        dry_run: write nothing, report what would be done.
+        progress: see :func:`quantize`.
+
+    Raises:
+        CheckpointError: the source is broken or ambiguous, or holds what the format cannot carry.
+    """
+    if to in FLOAT_NAMES:
+        if fuse or layout:
+            raise CheckpointError(f"{to} is no NVFP4 format; fuse and layout do not apply")
+        plan = plan_dequantize(Store(source), FLOAT_NAMES[to], format)
+    else:
+        plan = plan_convert(Store(source), to, format, layout, fuse, fused_scales)
+    return _do(plan, target, jobs, executor, overwrite, dry_run, progress)
+
+
+def dequantize(
+    source: Path,
+    target: Path,
+    dtype: str = "bf16",
+    *,
+    format: str | None = None,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> RunReport:
+    """Turn the NVFP4 layers of a checkpoint into floats; other tensors go along byte for byte.
+
+    Args:
+        source: see :func:`quantize`.
+        target: see :func:`quantize`.
+        dtype: "bf16", "fp16" or "fp32".
+        format: the source's format where names and configuration do not tell.
+        jobs: see :func:`quantize`.
+        executor: see :func:`quantize`.
+        overwrite: replace what is there.
+        dry_run: write nothing, report what would be done.
+        progress: see :func:`quantize`.
+    """
+    plan = plan_dequantize(Store(source), float_tag(dtype), format)
+    return _do(plan, target, jobs, executor, overwrite, dry_run, progress)
+
+
+def float_tag(name: str) -> str:
+    """The dtype tag of a float's name.
+
+    Raises:
+        CheckpointError: it is none of the three.
+    """
+    tag = FLOAT_NAMES.get(name)
+    if tag is None:
+        raise CheckpointError(f"unknown dtype {name!r}; use one of bf16, fp16, fp32")
+    return tag
+
+
+def _do(
+    plan: Plan,
+    target: Path,
+    jobs: int,
+    executor: Executor | None,
+    overwrite: bool,
+    dry_run: bool,
+    progress: Progress | None,
+) -> RunReport:
+    try:
+        if dry_run:
+            return dry_report(plan, target)
+        return carry_out(plan, target, jobs=jobs, executor=executor, overwrite=overwrite, progress=progress)
+    finally:
+        plan.store.close()

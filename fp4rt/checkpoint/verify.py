@@ -1,0 +1,144 @@
+"""Does a checkpoint keep every invariant of its format? Nothing is assumed of who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fp4rt.checkpoint.catalog import StoredLayer, catalog
+from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
+from fp4rt.checkpoint.formats import COMFY
+from fp4rt.checkpoint.layers import global_scales, input_scales, matrices
+from fp4rt.checkpoint.selection import matches
+from fp4rt.checkpoint.store import Store
+from fp4rt.errors import CheckpointError
+from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_NAN_BYTE
+from fp4rt.layout import block_columns, ceil_div, get_layout
+from fp4rt.tensor import QuantizedTensor
+
+__all__ = ["Finding", "verify"]
+
+SIGN_BIT = 0x80
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken invariant. ``severity`` is "error", or "warning" where values are right but unusual."""
+
+    severity: str
+    tensor: str
+    message: str
+
+
+def verify(store: Store, wanted: str | None = None, progress: Callable[[int], None] | None = None) -> list[Finding]:
+    """Check every quantized layer, and the configuration against the layers.
+
+    Opening the store has checked headers and index already. Checked here: all parts present, with fitting dtypes and
+    shapes; block scales neither NaN nor negative; padding of codes and scales zero; global scales finite and positive;
+    configuration and layers in agreement.
+
+    Raises:
+        CheckpointError: the format cannot be told, or a layer is incomplete.
+    """
+    configuration = read_configuration(store)
+    layers = catalog(store, detect(store, configuration, wanted))
+    findings = list(_configuration(configuration, layers))
+    for layer in layers.values():
+        findings.extend(_layer(store, layer))
+        for tensor in layer.tensors:
+            store.release(tensor)
+            if progress is not None:
+                progress(store.entry(tensor).nbytes)
+    return findings
+
+
+def _layer(store: Store, layer: StoredLayer) -> Iterator[Finding]:
+    for check in (global_scales, input_scales):
+        try:
+            check(store, layer)
+        except CheckpointError as error:
+            yield Finding("error", layer.name.weight, _without_path(store, error))
+            return
+    yield from _scale_padding(store, layer)
+    yield from _row_padding(store, layer)
+    first = 0
+    for index, q in enumerate(matrices(store, layer)):
+        where = f"expert {index}, " if layer.experts is not None else ""
+        yield from _matrix(layer, q, where, 0 if layer.experts is not None else first)
+        first += q.shape[0]
+
+
+def _matrix(layer: StoredLayer, q: QuantizedTensor, where: str, first_row: int) -> Iterator[Finding]:
+    """Block scales and the padding behind the columns of one matrix."""
+    scales, name = q.scales, layer.name.weight
+    for wrong, what in (
+        (scales & ~np.uint8(SIGN_BIT) == E4M3_NAN_BYTE, "NaN"),
+        (scales & SIGN_BIT != 0, "negative"),
+    ):
+        count = int(np.count_nonzero(wrong))
+        if count:
+            row, column = np.unravel_index(int(np.argmax(wrong)), scales.shape)
+            place = f"{where}row {first_row + int(row)}, block {int(column)}"
+            value = scales[row, column]
+            yield Finding("error", name, f"{count} block scales are {what}, first 0x{value:02X} at {place}")
+    used = ceil_div(q.shape[1], BLOCK)
+    if np.any(scales[:, used:]):
+        yield Finding("error", name, f"{where}scales of blocks behind column {q.shape[1]} are not zero")
+    if _codes_behind(q):
+        yield Finding("error", name, f"{where}codes behind column {q.shape[1]} are not zero")
+    zero = scales == 0
+    if zero.any():
+        blocks = q.data.reshape(q.shape[0], -1, BLOCK // CODES_PER_BYTE)
+        stray = int(np.count_nonzero(zero & blocks.any(axis=2)))
+        if stray:
+            yield Finding("warning", name, f"{where}{stray} blocks of scale 0 have codes that are not 0")
+
+
+def _codes_behind(q: QuantizedTensor) -> bool:
+    first, odd = divmod(q.shape[1], CODES_PER_BYTE)
+    if odd and np.any(q.data[:, first] >> 4):
+        return True
+    return bool(np.any(q.data[:, first + odd :]))
+
+
+def _scale_padding(store: Store, layer: StoredLayer) -> Iterator[Finding]:
+    """Bytes of a tiled layout that belong to no block."""
+    layout = get_layout(layer.layout)
+    if not layout.tiled:
+        return
+    stored = store[layer.scales].view(np.uint8).reshape(layer.experts or 1, -1)
+    mask = layout.padding_mask(layer.stored_rows, block_columns(layer.padded_columns)).reshape(-1)
+    wrong = int(np.count_nonzero(stored[:, mask]))
+    if wrong:
+        yield Finding("error", layer.name.weight, f"{wrong} padding bytes of {layer.layout} scales are not zero")
+
+
+def _row_padding(store: Store, layer: StoredLayer) -> Iterator[Finding]:
+    """Rows that only the format stores."""
+    if layer.stored_rows == layer.rows:
+        return
+    stored = store[layer.data].reshape(layer.experts or 1, layer.stored_rows, -1)
+    if np.any(stored[:, layer.rows :]):
+        yield Finding("error", layer.name.weight, f"codes of rows behind row {layer.rows} are not zero")
+
+
+def _configuration(configuration: Configuration, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+    """Layers that the configuration excludes, though they are quantized."""
+    patterns = [*_strings(configuration.quantization.get("ignore"))]
+    patterns += _strings(configuration.hf_quant.get("quantization", {}).get("exclude_modules"))
+    for layer in layers.values():
+        excluded = next((pattern for pattern in patterns if matches(pattern, layer.name.weight)), None)
+        if excluded is not None and layer.form.name != COMFY.name:
+            message = f"is quantized, but the configuration excludes it by {excluded!r}"
+            yield Finding("error", layer.name.weight, message)
+
+
+def _strings(value: Any) -> list[str]:
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+
+
+def _without_path(store: Store, error: Exception) -> str:
+    return str(error).removeprefix(f"{store.path}: ")
