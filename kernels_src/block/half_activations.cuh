@@ -25,52 +25,64 @@ struct HalfActivations {
         u32 row;  // address of the piece in this lane's row of the first token tile
     };
 
-    const u8* first;
+    // Round r of a stage copies, with this thread, chunk `chunk` of row `row + r * ROW_STEP`, or, where a row has more
+    // chunks than the block has threads, chunk `chunk + r * threads % CHUNKS` of row `r * threads / CHUNKS`.
+    static constexpr bool LONG_ROWS = CHUNKS > Tile::threads;
+    static constexpr i32 ROW_STEP = Tile::threads / CHUNKS;
+    static_assert(LONG_ROWS ? CHUNKS % Tile::threads == 0 : Tile::threads % CHUNKS == 0, "whole rows a round");
+
+    const u8* next;  // this thread's chunk in the next stage to load
     i64 row_stride, column_stride;
-    i32 rows, k;
-    u32 from;         // this lane's row and k group, offset in a stage
+    i32 rows, k, row, chunk, column;
+    u32 to, from;     // offsets in a stage: where this thread writes, and its lane's row and k group
     u32 chunk_of[4];  // byte in a piece of the chunk that this lane reads in step i
 
-    __device__ __forceinline__ HalfActivations(const GemmArguments& args, const Tile& at, i64 first_row) {
+    __device__ __forceinline__ HalfActivations(const GemmArguments& args, const Tile& at, i64 first_row, i32 k0) {
         const i32 g = at.lane / 4, t = at.lane % 4;
-        first = args.a + first_row * args.a_row_stride;
         row_stride = args.a_row_stride;
-        column_stride = args.a_column_stride;
-        const i64 left = args.m - first_row;
-        rows = left < Tile::block_m ? (i32)left : Tile::block_m;
+        column_stride = ALIGN == 16 ? 2 : args.a_column_stride;
+        rows = (i32)min(args.m - first_row, (i64)Tile::block_m);
         k = args.k;
-        const i32 row = NATURAL ? at.lane % 8 : g;
-        from = (at.warp_m * Tile::token_tiles * 8 + row) * ROW_BYTES + at.warp_k * Tile::pieces * 256;
+        row = at.thread / CHUNKS;
+        chunk = at.thread % CHUNKS;
+        column = k0 + chunk * 8;
+        next = args.a + (first_row + row) * row_stride + column * column_stride;
+        to = row * ROW_BYTES;
+        const i32 read_row = NATURAL ? at.lane % 8 : g;
+        from = (at.warp_m * Tile::token_tiles * 8 + read_row) * ROW_BYTES + at.warp_k * Tile::pieces * 256;
 #pragma unroll
-        for (i32 i = 0; i < 4; ++i) chunk_of[i] = swizzle(row, NATURAL ? 4 * i + at.lane / 8 : 4 * t + i) * 16;
+        for (i32 i = 0; i < 4; ++i) chunk_of[i] = swizzle(read_row, NATURAL ? 4 * i + at.lane / 8 : 4 * t + i) * 16;
     }
 
     static __device__ __forceinline__ u32 swizzle(u32 row, u32 chunk) { return chunk ^ (row % 8) ^ (chunk / 8 % 2 * 2); }
 
     template <bool FULL>
-    __device__ __forceinline__ void load(u32 stage, i32 k0, const Tile& at) const {
+    __device__ __forceinline__ void load(u32 stage, const Tile& at) {
 #pragma unroll
         for (i32 round = 0; round < ROUNDS; ++round) {
-            const i32 index = at.thread + round * Tile::threads;
-            const i32 row = index / CHUNKS, chunk = index % CHUNKS;
-            if (row >= rows) break;
-            const u32 to = stage + row * ROW_BYTES + swizzle(row, chunk) * 16;
-            const i32 column = k0 + chunk * 8;
-            if constexpr (ALIGN == 16) {
-                const u8* source = first + row * row_stride + (i64)column * 2;
-                if constexpr (FULL) {
-                    cp_async_16(to, source);
-                } else {
-                    cp_async_16(to, source, (u32)clamp_bytes((k - column) * 2, 16));
-                }
-            } else {
-                const u8* source = first + row * row_stride + column * column_stride;
+            const i32 row_step = LONG_ROWS ? round * Tile::threads / CHUNKS : round * ROW_STEP;
+            const i32 chunk_step = LONG_ROWS ? round * Tile::threads % CHUNKS : 0;
+            if (row + row_step >= rows) break;
+            const u32 target = stage + to + row_step * ROW_BYTES + swizzle(row + row_step, chunk + chunk_step) * 16;
+            copy_chunk<FULL>(target, next + row_step * row_stride + chunk_step * 8 * column_stride, column + chunk_step * 8);
+        }
+        column += Tile::block_k;
+        next += Tile::block_k * column_stride;
+    }
+
+    // Eight elements from `source`, which is column `first` of a row.
+    template <bool FULL>
+    __device__ __forceinline__ void copy_chunk(u32 target, const u8* source, i32 first) const {
+        if constexpr (ALIGN == 16 && FULL) {
+            cp_async_16(target, source);
+        } else if constexpr (ALIGN == 16) {
+            cp_async_16(target, source, (u32)clamp_bytes((k - first) * 2, 16));
+        } else {
 #pragma unroll
-                for (i32 i = 0; i < 4; ++i) {
-                    const u32 low = column + 2 * i < k ? *(const u16*)(source + 2 * i * column_stride) : 0;
-                    const u32 high = column + 2 * i + 1 < k ? *(const u16*)(source + (2 * i + 1) * column_stride) : 0;
-                    store_shared_4(to + 4 * i, low | high << 16);
-                }
+            for (i32 i = 0; i < 8; i += 2) {
+                const u32 low = first + i < k ? *(const u16*)(source + i * column_stride) : 0;
+                const u32 high = first + i + 1 < k ? *(const u16*)(source + (i + 1) * column_stride) : 0;
+                store_shared_4(target + 2 * i, low | high << 16);
             }
         }
     }

@@ -26,12 +26,12 @@ struct Nvfp4Activations {
 
     const u8* codes;
     i64 first_row, rows, row_bytes;
-    i32 k_bytes, blocks;
+    i32 k_bytes, blocks, k0;  // k0: the first column of the next stage to load
     ScaleRows scales;
     u32 from, scales_from;
 
-    __device__ __forceinline__ Nvfp4Activations(const GemmArguments& args, const Tile& at, i64 first)
-        : codes(args.a), first_row(first), rows(args.m), scales(args.a_scales, args.a_layout, args.a_columns) {
+    __device__ __forceinline__ Nvfp4Activations(const GemmArguments& args, const Tile& at, i64 first, i32 column)
+        : codes(args.a), first_row(first), rows(args.m), k0(column), scales(args.a_scales, args.a_layout, args.a_columns) {
         const i32 g = at.lane / 4, t = at.lane % 4;
         row_bytes = (i64)args.a_columns * 8;
         k_bytes = (args.k + 1) / 2;
@@ -42,7 +42,7 @@ struct Nvfp4Activations {
     }
 
     template <bool FULL>
-    __device__ __forceinline__ void load(u32 stage, i32 k0, const Tile& at) const {
+    __device__ __forceinline__ void load(u32 stage, const Tile& at) {
 #pragma unroll
         for (i32 round = 0; round < ROUNDS; ++round) {
             const i32 unit = at.warp + round * Tile::warps;
@@ -62,6 +62,7 @@ struct Nvfp4Activations {
                                     FULL ? 4 : clamp_bytes(blocks - group * 4, 4));
             }
         }
+        k0 += Tile::block_k;
     }
 
     __device__ __forceinline__ Piece read(u32 stage, i32 piece) const {

@@ -6,7 +6,7 @@
 //   codes in a stage    [warp row][k group][row tile][piece][chunk][lane] 16 bytes
 //   scales              [warp row][k group][row tile][piece] 128 bytes as they lie
 //
-// Tiles are whole, so only pieces past the last tile need zeros. Row tiles past n are not copied.
+// Tiles are whole, so only pieces past the last tile need zeros. Row tiles past n read the last one again.
 #pragma once
 #include "block/guarded_copy.cuh"
 #include "layout/prepacked.cuh"
@@ -28,32 +28,33 @@ struct PrepackedWeights {
     };
 
     const u8* tiles;
-    u32 row_tiles, first_tile, columns;
+    u32 row_tiles, first_tile, columns, first_column;
     u64 policy;
     u32 codes_at, scales_at;
 
-    __device__ __forceinline__ PrepackedWeights(const GemmArguments& args, const Tile& at, i64 first_row)
+    __device__ __forceinline__ PrepackedWeights(const GemmArguments& args, const Tile& at, i64 first_row, i32 k0)
         : tiles(args.b), policy(evict_first_policy()) {
         row_tiles = (u32)((args.n + TILE_ROWS - 1) / TILE_ROWS);
         first_tile = (u32)(first_row / TILE_ROWS) + at.warp_n * Tile::row_tiles;
         columns = (args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS * GROUP_COLUMNS;
+        first_column = k0 + at.warp_k * Tile::pieces * 128;
         const i32 unit = (at.warp_n * Tile::warps_k + at.warp_k) * Tile::row_tiles * Tile::pieces;
         codes_at = unit * PIECE_CHUNKS * CHUNK_CODE_BYTES + at.lane * 16;
         scales_at = CODE_STAGE_BYTES + unit * SCALE_BYTES;
     }
 
     template <bool FULL>
-    __device__ __forceinline__ void load(u32 stage, i32 k0, const Tile& at) const {
+    __device__ __forceinline__ void load(u32 stage, const Tile& at) {
 #pragma unroll
         for (i32 piece = 0; piece < Tile::pieces; ++piece) {
-            const u32 column = k0 + (at.warp_k * Tile::pieces + piece) * 128;
+            const u32 column = first_column + piece * 128;
             const i32 valid = FULL || column < columns ? 16 : 0;
             const u32 chunk = column / CHUNK_COLUMNS % GROUP_CHUNKS;
 #pragma unroll
             for (i32 i = 0; i < SHARED_TILES; ++i) {
                 const u32 row_tile = i * Tile::warps_m + at.warp_m, unit = row_tile * Tile::pieces + piece;
-                if (first_tile + row_tile >= row_tiles) continue;
-                const u8* tile = tiles + prepacked_tile_offset(column / GROUP_COLUMNS, first_tile + row_tile, row_tiles);
+                const u32 row = min(first_tile + row_tile, row_tiles - 1);
+                const u8* tile = tiles + prepacked_tile_offset(column / GROUP_COLUMNS, row, row_tiles);
 #pragma unroll
                 for (u32 c = 0; c < PIECE_CHUNKS; ++c) {
                     const u32 to = stage + codes_at + (unit * PIECE_CHUNKS + c) * CHUNK_CODE_BYTES;
@@ -64,6 +65,7 @@ struct PrepackedWeights {
                                tile + prepacked_scales_offset(chunk, at.lane), valid);
             }
         }
+        first_column += Tile::block_k;
     }
 
     template <bool FULL>

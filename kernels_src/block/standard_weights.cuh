@@ -8,7 +8,7 @@
 //   codes in a stage    [warp row][k group][row tile][piece][row g or g + 8][lane] 16 bytes: each lane reads what it wrote
 //   scales              [warp row][k group][row tile][piece][column group of 4][row] 4 bytes
 //
-// Rows past n are not copied: what lies in shared memory makes only sums that nobody stores. Blocks past k become 0.
+// Rows past n read row n - 1 again: they make only sums that nobody stores. Blocks past k become 0.
 #pragma once
 #include "block/guarded_copy.cuh"
 #include "block/scale_rows.cuh"
@@ -31,73 +31,68 @@ struct StandardWeights {
         u32 scales[Tile::row_tiles][2];
     };
 
-    const u8* code_row[HALVES];  // at this lane's 16 bytes
-    const u8* scale_row[SCALE_TILES];
-    u32 code_rows_valid, scale_rows_valid;  // one bit each
-    i32 k_bytes, blocks, k_group;
-    ScaleRows scales;
+    const u8* code_row[HALVES];       // this lane's 16 bytes in the next stage to load
+    const u8* scale_row[SCALE_TILES];  // this lane's column group there
+    i32 first_column;                  // of this lane's k group in that stage
+    i32 k_bytes, blocks;
+    u64 two_groups, stage_groups;  // distance of column groups that are one piece, one stage apart
     u64 policy;
-    u32 codes_to, scales_to, codes_from, scales_from;  // offsets in a stage
+    u32 codes_at, scales_to, scales_from;  // offsets in a stage
 
-    __device__ __forceinline__ StandardWeights(const GemmArguments& args, const Tile& at, i64 first_row) {
+    __device__ __forceinline__ StandardWeights(const GemmArguments& args, const Tile& at, i64 first_row, i32 k0) {
         const i32 g = at.lane / 4, t = at.lane % 4;
-        scales = ScaleRows(args.b_scales, args.b_layout, args.b_columns);
+        const ScaleRows scales(args.b_scales, args.b_layout, args.b_columns);
         k_bytes = (args.k + 15) / 16 * 8;
         blocks = (args.k + 15) / 16;
-        k_group = at.warp_k;
+        two_groups = scales.group(2);
+        stage_groups = scales.group(Tile::block_k / 64);
         policy = evict_first_policy();
-        code_rows_valid = scale_rows_valid = 0;
+        first_column = k0 + at.warp_k * Tile::pieces * 128;
+        const i64 last_row = args.n - 1;
 #pragma unroll
         for (i32 i = 0; i < HALVES; ++i) {
             const i32 half = i * Tile::warps_m + at.warp_m;
-            const i64 row = first_row + at.warp_n * Tile::warp_rows + half * 8 + g;
-            code_rows_valid |= (u32)(row < args.n) << i;
-            code_row[i] = args.b + row * args.b_columns * 8 + t * 16;
+            const i64 row = min(first_row + at.warp_n * Tile::warp_rows + half * 8 + g, last_row);
+            code_row[i] = args.b + row * args.b_columns * 8 + first_column / 2 + t * 16;
         }
 #pragma unroll
         for (i32 i = 0; i < SCALE_TILES; ++i) {
             const i32 row_tile = i * Tile::warps_m + at.warp_m;
-            const i64 row = first_row + at.warp_n * Tile::warp_rows + row_tile * 16 + at.lane % 16;
-            scale_rows_valid |= (u32)(row < args.n) << i;
-            scale_row[i] = scales.row(row);
+            const i64 row = min(first_row + at.warp_n * Tile::warp_rows + row_tile * 16 + at.lane % 16, last_row);
+            scale_row[i] = scales.row(row) + scales.group(first_column / 64 + at.lane / 16);
         }
         const i32 unit = (at.warp_n * Tile::warps_k + at.warp_k) * Tile::row_tiles * Tile::pieces;
-        codes_from = unit * 2 * HALF_BYTES + at.lane * 16;
+        codes_at = unit * 2 * HALF_BYTES + at.lane * 16;
         scales_from = CODE_STAGE_BYTES + unit * SCALE_BYTES + (t / 2) * 64 + g * 4 + (t % 2) * 2;
-        codes_to = codes_from;
         scales_to = CODE_STAGE_BYTES + unit * SCALE_BYTES + at.lane * 4;
     }
 
-    // Start the copies of the stage that begins at column `k0`. FULL: all of its columns exist.
+    // Start the copies of the next stage. FULL: all of its columns exist.
     template <bool FULL>
-    __device__ __forceinline__ void load(u32 stage, i32 k0, const Tile& at) const {
+    __device__ __forceinline__ void load(u32 stage, const Tile& at) {
 #pragma unroll
         for (i32 piece = 0; piece < Tile::pieces; ++piece) {
-            const i32 column = k0 + (k_group * Tile::pieces + piece) * 128;
+            const i32 column = first_column + piece * 128;
             const i32 valid = FULL ? 16 : clamp_bytes(k_bytes - column / 2 - at.lane % 4 * 16, 16);
+            const i32 valid_scales = FULL ? 4 : clamp_bytes(blocks - (column / 64 + at.lane / 16) * 4, 4);
 #pragma unroll
             for (i32 i = 0; i < HALVES; ++i) {
                 const i32 half = i * Tile::warps_m + at.warp_m;
-                const u32 to = stage + codes_to + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
-                if (!(code_rows_valid >> i & 1)) continue;
-                if constexpr (FULL && ALIGN == 16) {
-                    if constexpr (STREAM) {
-                        cp_async_16_policy(to, code_row[i] + column / 2, policy);
-                    } else {
-                        cp_async_16(to, code_row[i] + column / 2);
-                    }
+                const u32 to = stage + codes_at + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
+                const u8* from = code_row[i] + piece * 64;
+                if constexpr (FULL && ALIGN == 16 && STREAM) {
+                    cp_async_16_policy(to, from, policy);
+                } else if constexpr (FULL && ALIGN == 16) {
+                    cp_async_16(to, from);
                 } else {
-                    copy_16<ALIGN>(to, code_row[i] + column / 2, valid);
+                    copy_16<ALIGN>(to, from, valid);
                 }
             }
-            const i32 group = column / 64 + at.lane / 16;
-            const i32 valid_scales = FULL ? 4 : clamp_bytes(blocks - group * 4, 4);
 #pragma unroll
             for (i32 i = 0; i < SCALE_TILES; ++i) {
                 const i32 row_tile = i * Tile::warps_m + at.warp_m;
                 const u32 to = stage + scales_to + (row_tile * Tile::pieces + piece) * SCALE_BYTES;
-                if (!(scale_rows_valid >> i & 1)) continue;
-                const u8* from = scale_row[i] + scales.group(group);
+                const u8* from = scale_row[i] + piece * two_groups;
                 if constexpr (FULL && SCALE_ALIGN == 4) {
                     cp_async_4(to, from);
                 } else {
@@ -105,6 +100,11 @@ struct StandardWeights {
                 }
             }
         }
+        first_column += Tile::block_k;
+#pragma unroll
+        for (i32 i = 0; i < HALVES; ++i) code_row[i] += Tile::block_k / 2;
+#pragma unroll
+        for (i32 i = 0; i < SCALE_TILES; ++i) scale_row[i] += stage_groups;
     }
 
     __device__ __forceinline__ Piece read(u32 stage, i32 piece, const Tile&) const {
@@ -114,7 +114,7 @@ struct StandardWeights {
             const i32 unit = row_tile * Tile::pieces + piece;
 #pragma unroll
             for (i32 half = 0; half < 2; ++half) {
-                found.codes[row_tile][half] = load_shared_16(stage + codes_from + (unit * 2 + half) * HALF_BYTES);
+                found.codes[row_tile][half] = load_shared_16(stage + codes_at + (unit * 2 + half) * HALF_BYTES);
                 const u32 bytes = load_shared_2(stage + scales_from + unit * SCALE_BYTES + half * 32);
                 found.scales[row_tile][half] = Pairs::scales(bytes);
             }

@@ -113,8 +113,7 @@ __device__ __forceinline__ void spread_sums(u32 shared, const Tile& at, const Su
 
 // From shared memory to `out` or `partial`, consecutive threads on consecutive elements of a row of D.
 __device__ __forceinline__ void store_sums(const GemmArguments& args, u32 shared, const Tile& at, i64 first_token,
-                                           i64 first_row, i32 split) {
-    const float alpha = args.partial == nullptr ? gemm_alpha(args) : 0.0f;
+                                           i64 first_row, i64 split, float alpha) {
     for (i32 index = at.thread; index < Tile::block_m * Tile::block_n; index += Tile::threads) {
         const i32 token = index / Tile::block_n, row = index % Tile::block_n;
         if (first_token + token >= args.m) break;
@@ -138,46 +137,47 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, BLOCKS_PER_SM)
     const Tile at(threadIdx.x);
 
     // Which tile: tokens vary fastest, so that blocks that run together share rows of B; parts of k slowest.
-    const i64 tiles_m = (args.m + Tile::block_m - 1) / Tile::block_m, tiles_n = (args.n + Tile::block_n - 1) / Tile::block_n;
-    const i64 tile = blockIdx.x % (tiles_m * tiles_n);
-    const i32 split = blockIdx.x / (tiles_m * tiles_n);
-    const i64 first_token = tile % tiles_m * Tile::block_m, first_row = tile / tiles_m * Tile::block_n;
+    const u32 tiles_m = (u32)((args.m + Tile::block_m - 1) / Tile::block_m);
+    const u32 tiles_n = (u32)((args.n + Tile::block_n - 1) / Tile::block_n);
+    const u32 split = blockIdx.x / (tiles_m * tiles_n), tile = blockIdx.x % (tiles_m * tiles_n);
+    const i64 first_token = (i64)(tile % tiles_m) * Tile::block_m, first_row = (i64)(tile / tiles_m) * Tile::block_n;
 
-    // Which stages of k.
-    const i64 all_stages = (args.k + Tile::block_k - 1) / Tile::block_k;
-    const i32 begin = all_stages * split / args.splits, end = all_stages * (split + 1) / args.splits;
+    // Which stages of k: whole ones are `full`, the last one of all may not be.
+    const u32 all_stages = (u32)(args.k + Tile::block_k - 1) / Tile::block_k, splits = (u32)args.splits;
+    const u32 begin = all_stages * split / splits, stages = all_stages * (split + 1) / splits - begin;
+    const u32 full = min(stages, (u32)args.k / Tile::block_k - begin);
 
-    const Weights weights(args, at, first_row);
-    const Activations activations(args, at, first_token);
-    const auto load = [&](i32 stage) {
-        const u32 to = shared + (stage - begin) % STAGES * STAGE_BYTES;
-        const i32 k0 = stage * Tile::block_k;
-        if (k0 + Tile::block_k <= args.k) {
-            weights.load<true>(to, k0, at);
-            activations.load<true>(to + Weights::STAGE_BYTES, k0, at);
-        } else {
-            weights.load<false>(to, k0, at);
-            activations.load<false>(to + Weights::STAGE_BYTES, k0, at);
+    Weights weights(args, at, first_row, begin * Tile::block_k);
+    Activations activations(args, at, first_token, begin * Tile::block_k);
+    constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
+    u32 to = 0, from = 0;  // where the next stage goes, and where the one to multiply lies
+    const auto load = [&](u32 stage) {
+        if (stage < full) {
+            weights.template load<true>(shared + to, at);
+            activations.template load<true>(shared + to + Weights::STAGE_BYTES, at);
+        } else if (stage < stages) {
+            weights.template load<false>(shared + to, at);
+            activations.template load<false>(shared + to + Weights::STAGE_BYTES, at);
         }
+        to = to + STAGE_BYTES == RING_BYTES ? 0 : to + STAGE_BYTES;
+        cp_async_commit();
     };
 
+#pragma unroll 1
+    for (u32 stage = 0; stage < STAGES - 1; ++stage) load(stage);
+    const float alpha = args.partial == nullptr ? gemm_alpha(args) : 0.0f;
     Sums sums = {};
-#pragma unroll
-    for (i32 i = 0; i < STAGES - 1; ++i) {
-        if (begin + i < end) load(begin + i);
-        cp_async_commit();
-    }
-    for (i32 stage = begin; stage < end; ++stage) {
+#pragma unroll 1
+    for (u32 stage = 0; stage < stages; ++stage) {
         cp_async_wait<STAGES - 2>();
         __syncthreads();  // this stage has landed for all, and all are done with the one that is filled next
-        if (stage + STAGES - 1 < end) load(stage + STAGES - 1);
-        cp_async_commit();
-        const u32 from = shared + (stage - begin) % STAGES * STAGE_BYTES;
-        multiply_stage(weights, activations, at, from, from + Weights::STAGE_BYTES, sums);
+        load(stage + STAGES - 1);
+        multiply_stage(weights, activations, at, shared + from, shared + from + Weights::STAGE_BYTES, sums);
+        from = from + STAGE_BYTES == RING_BYTES ? 0 : from + STAGE_BYTES;
     }
     cp_async_wait<0>();
     __syncthreads();
     spread_sums(shared, at, sums);
     __syncthreads();
-    store_sums(args, shared, at, first_token, first_row, split);
+    store_sums(args, shared, at, first_token, first_row, split, alpha);
 }

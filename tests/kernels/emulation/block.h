@@ -154,3 +154,8 @@ inline ThreadIndex threadIdx;
 extern "C" {
 alignas(128) unsigned char shared_memory[emulation::SHARED_MEMORY_BYTES];
 }
+
+template <typename T>
+T min(T a, T b) {
+    return b < a ? b : a;
+}
