@@ -53,8 +53,8 @@ def quantize(
         jax.ShapeDtypeStruct((1,), jnp.float32),
     ]
     arguments = [x] if global_scale is None else [x, _scalar("global_scale", global_scale)]
-    parts: Any = ffi.call("quantize", results, *arguments, n=n, layout=known.name, padded_n=padded_n)
-    return QuantizedTensor.trusted(*parts, (m, n), known.name, padded_n)
+    data, scales, scale = ffi.call("quantize", results, *arguments, n=n, layout=known.name, padded_n=padded_n)
+    return QuantizedTensor.trusted(data, scales, scale, (m, n), known.name, padded_n)
 
 
 def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
@@ -164,13 +164,10 @@ def _run_matmul(call: ffi.Call) -> None:
 
 def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[Any]]:
     """The quantized or prepacked tensor in front of ``arguments``, and the rest of them."""
-    parts: Any = arguments[:3]
-    rest = arguments[3:]
-    rows = settings.get("rows", parts[0].shape[0])
-    shape = (rows, settings["n"])
-    if settings.get("prepacked"):
-        return PrepackedWeight(*parts, shape, settings["layout"], settings["padded_n"]), rest
-    return QuantizedTensor.trusted(*parts, shape, settings["layout"], settings["padded_n"]), rest
+    data, scales, scale, *rest = arguments
+    shape = (settings.get("rows", data.shape[0]), settings["n"])
+    make: Any = PrepackedWeight if settings.get("prepacked") else QuantizedTensor.trusted
+    return make(data, scales, scale, shape, settings["layout"], settings["padded_n"]), rest
 
 
 # ---- checks and pytrees

@@ -74,10 +74,10 @@ def quantize(
     shape = check_matrix_shape(x.shape, "quantize needs x")
     padded_n = check_padded_n("quantize", shape, padded_n)
     layout = get_layout(layout).name
-    parts: Any = _empty_quantized(x, shape[1], layout, padded_n)
-    out = QuantizedTensor.trusted(*parts, shape, layout, padded_n)
+    data, scales, scale = _empty_quantized(x, shape[1], layout, padded_n)
+    out = QuantizedTensor.trusted(data, scales, scale, shape, layout, padded_n)
     api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
-    return parts
+    return data, scales, scale
 
 
 @_fake("quantize")

@@ -1,0 +1,119 @@
+"""Products of packed codes and their scales: what both libraries' product functions come down to."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from fp4rt.format import BLOCK, CODES_PER_BYTE
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
+from fp4rt.torch import ops
+
+__all__ = ["GEMM_BACKENDS", "check_mm", "multiply", "one"]
+
+GEMM_BACKENDS = ("auto", "cudnn", "cutlass", "cute-dsl", "b12x", "trtllm")
+MXFP4_BLOCK = 32
+
+
+def multiply(
+    a: torch.Tensor,
+    a_scales: torch.Tensor,
+    a_layout: ScaleLayout,
+    b: torch.Tensor,
+    b_scales: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """alpha * a @ b.T of codes (m, k / 2) and (n, k / 2) with their scales, b's in 128x4."""
+    unit = one(a.device)
+    columns = a.shape[1] * CODES_PER_BYTE
+    b_layout = LAYOUTS["128x4"]
+    product: torch.Tensor = ops.matmul(
+        a.view(torch.uint8),
+        _scale_bytes("a_descale", a_scales, a_layout, a.shape[0], columns),
+        unit,
+        a_layout.name,
+        b.view(torch.uint8),
+        _scale_bytes("b_descale", b_scales, b_layout, b.shape[0], columns),
+        unit,
+        b_layout.name,
+        columns,
+        out_dtype,
+        unit if alpha is None else alpha,
+        None,
+    )
+    return product if out is None else out.copy_(product)
+
+
+def _scale_bytes(name: str, scales: torch.Tensor, layout: ScaleLayout, rows: int, columns: int) -> torch.Tensor:
+    shape = layout.shape(rows, block_columns(columns))
+    if scales.numel() != shape[0] * shape[1]:
+        raise ValueError(f"mm_fp4: {name} in layout {layout.name} must be {shape}, but got {tuple(scales.shape)}")
+    return scales.view(torch.uint8).reshape(shape)
+
+
+def check_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_descale: torch.Tensor,
+    b_descale: torch.Tensor,
+    alpha: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    block_size: int,
+    use_8x4_sf_layout: bool,
+    backend: str,
+    use_nvfp4: bool,
+) -> None:
+    """FlashInfer's checks of ``mm_fp4``, in its order.
+
+    Raises:
+        ValueError: the first thing that does not fit.
+        NotImplementedError: MXFP4.
+    """
+
+    def refuse(condition: bool, message: str) -> None:
+        if condition:
+            raise ValueError(f"mm_fp4: {message}")
+
+    packed = {torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)}
+    refuse(a.ndim != 2 or b.ndim != 2, f"accepts 2d tensors, got {tuple(a.shape)} and {tuple(b.shape)}")
+    refuse(
+        a.shape[1] != b.shape[0],
+        f"K dimension mismatch: a.shape[1] = {a.shape[1]}, b.shape[0] = {b.shape[0]}; pass b transposed",
+    )
+    refuse(
+        a.dtype not in packed or b.dtype not in packed,
+        f"a and b must be float4_e2m1fn_x2 packed into uint8, got {a.dtype} and {b.dtype}",
+    )
+    bytes_ = {torch.uint8, torch.float8_e4m3fn}
+    refuse(
+        a_descale.dtype not in bytes_ or b_descale.dtype not in bytes_,
+        f"a_descale and b_descale must be float8_e4m3fn or uint8, got {a_descale.dtype} and {b_descale.dtype}",
+    )
+    if alpha is not None:
+        refuse(alpha.dtype != torch.float32, f"alpha must be a float tensor, got {alpha.dtype}")
+        refuse(alpha.numel() != 1, f"alpha must be a scalar, got {alpha.numel()} elements")
+    refuse(
+        out_dtype not in (torch.bfloat16, torch.float16),
+        f"unsupported output dtype {out_dtype}; only torch.bfloat16 and torch.float16 are supported",
+    )
+    refuse(use_nvfp4 and block_size != BLOCK, f"nvfp4 only supports block_size = {BLOCK}, got {block_size}")
+    refuse(
+        not use_nvfp4 and block_size != MXFP4_BLOCK, f"mxfp4 only supports block_size = {MXFP4_BLOCK}, got {block_size}"
+    )
+    refuse(backend not in GEMM_BACKENDS, f"unknown backend {backend!r}; use one of {', '.join(GEMM_BACKENDS)}")
+    refuse(backend != "trtllm" and use_8x4_sf_layout, f"only trtllm supports the 8x4 scale layout, got {backend!r}")
+    refuse(
+        backend == "trtllm" and out_dtype != torch.bfloat16,
+        f"only torch.bfloat16 is supported with backend 'trtllm', got {out_dtype}",
+    )
+    if not use_nvfp4:
+        raise NotImplementedError("mm_fp4: MXFP4 is not implemented; use NVFP4 (use_nvfp4=True, block_size=16)")
+
+
+@lru_cache(maxsize=16)
+def one(device: torch.device) -> torch.Tensor:
+    """fp32 (1,) holding 1: global scale of operands whose scale is in alpha. Never written."""
+    return torch.ones(1, dtype=torch.float32, device=device)
