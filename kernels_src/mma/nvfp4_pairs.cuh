@@ -103,3 +103,11 @@ __device__ __forceinline__ void natural_to_paired(const u32 (&natural)[4], u32 (
     paired[2] = permute_bytes(natural[1], natural[3], 0x5410);
     paired[3] = permute_bytes(natural[1], natural[3], 0x7632);
 }
+
+// And back.
+__device__ __forceinline__ void paired_to_natural(const u32 (&paired)[4], u32 (&natural)[4]) {
+    natural[0] = permute_bytes(paired[0], paired[1], 0x5410);
+    natural[1] = permute_bytes(paired[2], paired[3], 0x5410);
+    natural[2] = permute_bytes(paired[0], paired[1], 0x7632);
+    natural[3] = permute_bytes(paired[2], paired[3], 0x7632);
+}
