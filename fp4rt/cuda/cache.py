@@ -1,9 +1,9 @@
 """Compiled kernels on disk, found by their content: never stale, never trusted without its digest.
 
-Folder: ``FP4RT_CACHE_DIR``, else ``$XDG_CACHE_HOME/fp4rt``, else ``~/.cache/fp4rt``. The key covers everything that
-decides the image: NVRTC's version, every option (target and defines among them), and the text of the source and of
-every header that it includes. An entry is written to a temporary file and renamed, so racing processes each see a
-whole file or none; its SHA-256 is checked on read. A folder that cannot be used costs one warning, never a failure.
+The folder is ``fp4rt.cache_folder``'s. The key covers everything that decides the image: NVRTC's version, every option
+(target and defines among them), and the text of the source and of every header that it includes. An entry is written to
+a temporary file and renamed, so racing processes each see a whole file or none; its SHA-256 is checked on read. A folder
+that cannot be used costs one warning, never a failure.
 """
 
 from __future__ import annotations
@@ -15,26 +15,17 @@ import threading
 import warnings
 from pathlib import Path
 
+from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 from fp4rt.cuda.compiler import CompiledKernel, Defines, compile_kernel, nvrtc_version, options_for, sources_of
 
-__all__ = ["CACHE_VARIABLE", "cache_folder", "cached_compile", "entry_key"]
+__all__ = ["cached_compile", "entry_key"]
 
-CACHE_VARIABLE = "FP4RT_CACHE_DIR"
 _MAGIC = b"fp4rt kernel\n"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _LENGTH_BYTES = 8
 
 _warning_lock = threading.Lock()
 _warned = False  # guarded by _warning_lock
-
-
-def cache_folder() -> Path:
-    """The folder in use, whether it exists or not."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "fp4rt"
 
 
 def entry_key(source: str, defines: Defines, arch: str, *, fmad: bool = False) -> str:

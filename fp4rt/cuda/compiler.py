@@ -177,7 +177,7 @@ def _explain(source: str, defines: Defines, arch: str, log: str, texts: Mapping[
     if defines:
         what += " with " + ", ".join(f"{k}={v}" for k, v in sorted(defines.items()))
     message = [what + ":", log]
-    shown = set()
+    shown: set[tuple[str, int]] = set()
     for found in _DIAGNOSTIC.finditer(log):
         name, line = found["file"], int(found["line"])
         if name in texts and (name, line) not in shown and len(shown) < _MOST_EXCERPTS:

@@ -20,7 +20,7 @@ from fp4rt.cuda.cache import cached_compile
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
 
-__all__ = ["Kernel", "device_attribute", "device_target", "get_kernel"]
+__all__ = ["Kernel", "device_attribute", "device_capability", "device_target", "get_kernel"]
 
 # CUdevice_attribute and CUfunction_attribute values of the driver API
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -48,6 +48,11 @@ def device_attribute(attribute: int, device: int) -> int:
     return value
 
 
+def device_capability(device: int) -> tuple[int, int]:
+    """Compute capability (major, minor)."""
+    return device_attribute(_CAPABILITY_MAJOR, device), device_attribute(_CAPABILITY_MINOR, device)
+
+
 @cache
 def device_target(device: int) -> Target:
     """What to compile for on ``device``.
@@ -55,8 +60,7 @@ def device_target(device: int) -> Target:
     Raises:
         BackendUnavailable: the device is too old or too new for this NVRTC.
     """
-    capability = device_attribute(_CAPABILITY_MAJOR, device), device_attribute(_CAPABILITY_MINOR, device)
-    return choose_target(capability, supported_archs(), nvrtc_version())
+    return choose_target(device_capability(device), supported_archs(), nvrtc_version())
 
 
 class _CurrentDevice:

@@ -10,7 +10,12 @@ from fp4rt.cuda.kernel_spec import KernelSpec
 __all__ = ["all_kernels", "kernels_for"]
 
 # Modules that launch kernels; each has ``kernel_specs() -> Iterable[KernelSpec]``.
-_LAUNCHERS: tuple[str, ...] = ()
+_LAUNCHERS: tuple[str, ...] = (
+    "fp4rt.cuda.amax",
+    "fp4rt.cuda.quantize",
+    "fp4rt.cuda.dequantize",
+    "fp4rt.cuda.relayout",
+)
 
 
 def all_kernels() -> tuple[KernelSpec, ...]:

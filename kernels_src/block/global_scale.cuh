@@ -9,9 +9,10 @@ __device__ __forceinline__ float global_scale_of(float amax) {
     return scale < FP32_MAX ? scale : FP32_MAX;
 }
 
-// `from` null: the value itself. One thread of the launch keeps it, unless `keep` is null.
+// `from` null: the value itself.
 __device__ __forceinline__ float read_global_scale(const float* from, float value) { return from ? *from : value; }
 
-__device__ __forceinline__ void keep_global_scale(float* keep, float global_scale) {
-    if (keep && blockIdx.x == 0 && threadIdx.x == 0) *keep = global_scale;
+// One thread of the launch keeps it, unless `keep` is null.
+__device__ __forceinline__ void keep_global_scale(float* keep, float global_scale, bool this_thread) {
+    if (keep && this_thread) *keep = global_scale;
 }

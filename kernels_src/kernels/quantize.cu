@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) quantize(cons
 #pragma unroll
     for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) load_block(word[k], at, k, a);
     const float global_scale = read_global_scale(a.global_scale, a.global_scale_value);
-    keep_global_scale(a.kept_global_scale, global_scale);
+    keep_global_scale(a.kept_global_scale, global_scale, blockIdx.x == 0 && threadIdx.x == 0);
 
     if (is_ordinary(global_scale)) {
         const float inverse = inverse_for_factors(global_scale);

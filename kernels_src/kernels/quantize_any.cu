@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) quantize_any(const __grid_
     const float global_scale = read_global_scale(a.global_scale, a.global_scale_value);
     const bool ordinary = is_ordinary(global_scale);
     const float inverse = inverse_for_factors(global_scale);
-    keep_global_scale(a.kept_global_scale, global_scale);
+    keep_global_scale(a.kept_global_scale, global_scale, blockIdx.x == 0 && threadIdx.x == 0);
 
     const u64 step = (u64)gridDim.x * THREADS;
     for (u64 index = (u64)blockIdx.x * THREADS + threadIdx.x; index < a.scale_count; index += step) {

@@ -1,0 +1,109 @@
+"""Launches amax.cu: the global scale of a matrix, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.kernel import Kernel, device_attribute
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.launch import Launch, divider_magic
+from fp4rt.cuda.results import fill_float, keep_alive, new_memory, result
+from fp4rt.cuda.slots import SLOTS, SlotTable
+from fp4rt.cuda.strides import byte_strides, check_alignment
+from fp4rt.format import INPUT_DTYPES
+from fp4rt.interop.dtypes import itemsize
+from fp4rt.layout import ceil_div
+
+if TYPE_CHECKING:
+    from fp4rt.interop import ArrayView
+
+__all__ = ["choose_amax", "global_scale", "kernel_specs", "write_global_scale"]
+
+ARGUMENTS = argument_struct("kernels/amax_arguments.cuh", "AmaxArguments")
+THREADS, PIECES_PER_THREAD = 512, 4
+CTAS_PER_SM = 4
+PIECE_BYTES = 16
+_MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
+
+
+def _spec(dtype: str) -> KernelSpec:
+    defines = (
+        ("INPUT", INPUT_DTYPES.index(dtype)),
+        ("PIECES_PER_THREAD", PIECES_PER_THREAD),
+        ("SLOTS", SLOTS),
+        ("THREADS", THREADS),
+    )
+    return KernelSpec("kernels/amax.cu", "amax", defines)
+
+
+def kernel_specs() -> Iterator[KernelSpec]:
+    """Every compilation of amax.cu."""
+    return map(_spec, INPUT_DTYPES)
+
+
+def choose_amax(
+    multiprocessors: int, m: int, n: int, row_stride: int, column_stride: int, misalignment: int, dtype: str
+) -> Launch:
+    """The launch for a matrix of m, n >= 1; strides in bytes, ``misalignment`` = address % 16."""
+    size = itemsize(dtype)
+    neighbours = column_stride == size
+    rows = m
+    if neighbours and (m == 1 or row_stride == n * size):  # dense: one long row
+        rows, n, row_stride = 1, m * n, 0
+    head = pieces = 0
+    if neighbours and row_stride % PIECE_BYTES == 0:
+        head = min(n, -misalignment % PIECE_BYTES // size)
+        pieces = (n - head) * size // PIECE_BYTES
+    rest = n - pieces * PIECE_BYTES // size
+    work = max(ceil_div(rows * pieces, PIECES_PER_THREAD), rows * rest)
+    blocks = min(ceil_div(work, THREADS), multiprocessors * CTAS_PER_SM)
+    magics = divider_magic(max(pieces, 1)), divider_magic(max(rest, 1))
+    constants = (row_stride, column_stride, rows, n, head, pieces, magics[0], rest, magics[1])
+    return Launch(_spec(dtype), blocks, THREADS, constants)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(device: int, *problem: Any) -> tuple[Kernel, Launch]:
+    launch = choose_amax(device_attribute(_MULTIPROCESSORS, device), *problem)
+    return launch.spec.on(device), launch
+
+
+@cache
+def _slots(device: int) -> SlotTable:
+    return SlotTable()
+
+
+def _slot(device: int, stream: int) -> int:
+    from cupy.cuda import runtime
+
+    try:
+        capturing = runtime.streamIsCapturing(stream)
+    except runtime.CUDARuntimeError:  # the default stream while another one is captured: the launch will say so
+        capturing = False
+    table = _slots(device)
+    return table.for_capture() if capturing else table.for_stream(stream, runtime.deviceSynchronize)
+
+
+def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
+    """Queue 2688 / amax of ``x`` to the address ``to``; 1.0 for a matrix without rows."""
+    m, n = x.shape
+    if m == 0:
+        fill_float(to, 1.0, x.device, stream)
+        return
+    row_stride, column_stride = byte_strides(x)
+    check_alignment(x)
+    device = x.device.index
+    kernel, launch = _prepared(device, m, n, row_stride, column_stride, x.pointer % PIECE_BYTES, x.dtype)
+    args = ARGUMENTS.pack(x.pointer, to, *launch.constants, _slot(device, stream))
+    kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+
+
+def global_scale(x: ArrayView, stream: int) -> Any:
+    """See :class:`fp4rt.backend.Backend`."""
+    buffer = new_memory((1,), "float32", x.device, stream)
+    write_global_scale(x, buffer.pointer, stream)
+    keep_alive(stream, x)
+    return result(buffer, (1,), "float32", x.library)

@@ -1,0 +1,80 @@
+"""Launches dequantize.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.kernel import Kernel
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.launch import Launch, divider_magic, widest_access
+from fp4rt.cuda.results import keep_alive, new_memory, result
+from fp4rt.format import BLOCK, INPUT_DTYPES
+from fp4rt.interop.dtypes import itemsize
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape
+
+if TYPE_CHECKING:
+    from fp4rt.backend import QuantizedViews
+    from fp4rt.interop import ArrayView
+
+__all__ = ["choose_dequantize", "dequantize", "kernel_specs"]
+
+ARGUMENTS = argument_struct("kernels/dequantize_arguments.cuh", "DequantizeArguments")
+THREADS, HALVES_PER_THREAD = 128, 4
+HALF_BLOCK = BLOCK // 2
+
+
+def _spec(dtype: str) -> KernelSpec:
+    defines = (
+        ("HALVES_PER_THREAD", HALVES_PER_THREAD),
+        ("OUTPUT", INPUT_DTYPES.index(dtype)),
+        ("THREADS", THREADS),
+    )
+    return KernelSpec("kernels/dequantize.cu", "dequantize", defines)
+
+
+def kernel_specs() -> Iterator[KernelSpec]:
+    """Every compilation of dequantize.cu."""
+    return map(_spec, INPUT_DTYPES)
+
+
+def choose_dequantize(
+    layout: ScaleLayout, m: int, n: int, padded_n: int, dtype: str, data_misalignment: int, y_misalignment: int
+) -> Launch:
+    """The launch for m, n >= 1; misalignments = address % 16."""
+    halves = ceil_div(n, HALF_BLOCK)
+    threads_log2 = min(ceil_div(halves, HALVES_PER_THREAD) - 1, THREADS - 1).bit_length()  # along a row
+    chunks = ceil_div(halves, HALVES_PER_THREAD << threads_log2)
+    columns = block_columns(padded_n)
+    constants = (
+        *(m, n, data_shape(m, padded_n)[1], ceil_div(columns, layout.tile_columns), divider_magic(chunks)),
+        *(chunks, threads_log2, layout.index),
+        widest_access(y_misalignment, n * itemsize(dtype)),
+        int(data_misalignment % 4 == 0),
+    )
+    return Launch(_spec(dtype), ceil_div(m, THREADS >> threads_log2) * chunks, THREADS, constants)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch]:
+    launch = choose_dequantize(LAYOUTS[layout], *problem)
+    return launch.spec.on(device), launch
+
+
+def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int) -> Any:
+    """See :class:`fp4rt.backend.Backend`."""
+    m, n = q.shape
+    device = q.data.device
+    buffer = new_memory(q.shape, dtype, device, stream) if out is None else None
+    y = buffer.pointer if buffer is not None else out.pointer  # type: ignore[union-attr]
+    if m > 0:
+        kernel, launch = _prepared(device.index, q.layout.name, *(m, n, q.padded_n, dtype, q.data.pointer % 16, y % 16))
+        args = ARGUMENTS.pack(q.data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants)
+        kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+    keep_alive(stream, q.data, q.scales, q.global_scale)
+    if buffer is not None:
+        return result(buffer, q.shape, dtype, q.data.library)
+    keep_alive(stream, out)  # type: ignore[arg-type]
+    return None

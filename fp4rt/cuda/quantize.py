@@ -1,0 +1,189 @@
+"""Launches quantize.cu and quantize_any.cu."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fp4rt.cuda.amax import write_global_scale
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.kernel import Kernel
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.launch import MAX_GRID, Launch, divider_magic, widest_access
+from fp4rt.cuda.results import copy_bytes, fill_float, keep_alive, new_memory, result
+from fp4rt.cuda.strides import byte_strides, check_alignment
+from fp4rt.format import BLOCK, INPUT_DTYPES
+from fp4rt.interop.dtypes import itemsize
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape
+from fp4rt.pool import Buffer, data_tag, scale_tag
+from fp4rt.tensor import QuantizedTensor
+
+if TYPE_CHECKING:
+    from fp4rt.backend import QuantizedViews
+    from fp4rt.interop import ArrayView
+
+__all__ = ["choose_quantize", "kernel_specs", "quantize"]
+
+WARP = 32
+# quantize.cu: blocks in flight a lane and CTAs on a multiprocessor hide the latency of memory; see bench/.
+LARGE_THREADS, LARGE_CTAS_PER_SM = 128, 6
+BLOCKS_PER_LANE = {"float16": 4, "bfloat16": 4, "float32": 2}
+ANY_THREADS = 128
+LARGE_BLOCKS = 1 << 16  # with fewer blocks than these, one block a lane spreads the work better
+MAX_ROWS = MAX_WARPS = 1 << 31  # 32-bit indices of quantize.cu
+
+LARGE_ARGUMENTS = argument_struct("kernels/quantize_arguments.cuh", "QuantizeArguments")
+ANY_ARGUMENTS = argument_struct("kernels/quantize_any_arguments.cuh", "QuantizeAnyArguments")
+
+
+def _large_spec(dtype: str, layout: ScaleLayout) -> KernelSpec:
+    defines = (
+        ("BLOCKS_PER_LANE", BLOCKS_PER_LANE[dtype]),
+        ("CTAS_PER_SM", LARGE_CTAS_PER_SM),
+        ("INPUT", INPUT_DTYPES.index(dtype)),
+        ("LAYOUT", layout.index),
+        ("THREADS", LARGE_THREADS),
+    )
+    return KernelSpec("kernels/quantize.cu", "quantize", defines)
+
+
+def _any_spec(dtype: str) -> KernelSpec:
+    defines = (("INPUT", INPUT_DTYPES.index(dtype)), ("THREADS", ANY_THREADS))
+    return KernelSpec("kernels/quantize_any.cu", "quantize_any", defines)
+
+
+def kernel_specs() -> Iterator[KernelSpec]:
+    """Every compilation of the two."""
+    for dtype in INPUT_DTYPES:
+        yield _any_spec(dtype)
+        for layout in LAYOUTS.values():
+            yield _large_spec(dtype, layout)
+
+
+def choose_quantize(
+    layout: ScaleLayout,
+    padded_n: int,
+    m: int,
+    n: int,
+    row_stride: int,
+    column_stride: int,
+    x_misalignment: int,
+    data_misalignment: int,
+    dtype: str,
+    backwards: bool,
+) -> Launch:
+    """The launch for a matrix of m, n >= 1; strides in bytes, misalignments = address % 16."""
+    columns = block_columns(padded_n)
+    across = ceil_div(columns, layout.tile_columns)
+    access = widest_access(x_misalignment, row_stride) if column_stride == itemsize(dtype) else 0
+    aligned = access == 16 and n % BLOCK == 0 and data_misalignment % 8 == 0
+    if aligned and m * columns >= LARGE_BLOCKS:
+        launch = _choose_large(m, n, row_stride, dtype, layout, columns, across, backwards)
+        if launch is not None:
+            return launch
+    count = layout.nbytes(m, columns)
+    constants = (
+        *(row_stride, column_stride, m, n, columns, across, divider_magic(across), count),
+        *(layout.index, access, int(data_misalignment % 8 == 0), int(backwards)),
+    )
+    return Launch(_any_spec(dtype), min(ceil_div(count, ANY_THREADS), MAX_GRID), ANY_THREADS, constants)
+
+
+def _choose_large(
+    m: int, n: int, row_stride: int, dtype: str, layout: ScaleLayout, columns: int, across: int, backwards: bool
+) -> Launch | None:
+    per_lane = BLOCKS_PER_LANE[dtype]
+    pieces = max(1, layout.tile_bytes // WARP)
+    groups = ceil_div(across, per_lane if layout.tiled else per_lane * WARP)
+    warps = ceil_div(m, layout.tile_rows) * groups * pieces
+    if m >= MAX_ROWS or columns >= MAX_ROWS or warps >= MAX_WARPS:
+        return None
+    constants = (
+        *(row_stride, divider_magic(groups), m, n // BLOCK, columns, across, groups, warps),
+        int(backwards),
+    )
+    blocks = ceil_div(warps, LARGE_THREADS // WARP)
+    return Launch(_large_spec(dtype, layout), blocks, LARGE_THREADS, constants)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, Any]:
+    launch = choose_quantize(LAYOUTS[layout], *problem)
+    arguments = LARGE_ARGUMENTS if launch.spec.entry == "quantize" else ANY_ARGUMENTS
+    return launch.spec.on(device), launch, arguments.pack
+
+
+def _launch(
+    x: ArrayView,
+    layout: ScaleLayout,
+    padded_n: int,
+    data: int,
+    scales: int,
+    global_scale: ArrayView | float | None,
+    kept: int,
+    stream: int,
+) -> None:
+    """Queue everything; ``kept`` is where the result's own global scale goes."""
+    m, n = x.shape
+    row_stride, column_stride = byte_strides(x)
+    check_alignment(x)
+    address, value = 0, 0.0
+    if global_scale is None:
+        write_global_scale(x, kept, stream)
+        address, kept = kept, 0
+    elif isinstance(global_scale, float):
+        value = global_scale
+    else:
+        address = global_scale.pointer
+    backwards = global_scale is None  # amax has just read x from its start to its end
+    kernel, launch, pack = _prepared(
+        *(x.device.index, layout.name, padded_n, m, n, row_stride, column_stride),
+        *(x.pointer % 16, data % 16, x.dtype, backwards),
+    )
+    args = pack(x.pointer, data, scales, address, kept, *launch.constants, value)
+    kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+
+
+def _without_rows(global_scale: ArrayView | float | None, kept: int, x: ArrayView, stream: int) -> None:
+    """No kernel: only the result's global scale is written."""
+    if global_scale is None or isinstance(global_scale, float):
+        fill_float(kept, 1.0 if global_scale is None else global_scale, x.device, stream)
+    else:
+        copy_bytes(kept, global_scale.pointer, 4, x.device, stream)
+
+
+def quantize(
+    x: ArrayView,
+    global_scale: ArrayView | float | None,
+    layout: ScaleLayout,
+    padded_n: int,
+    out: QuantizedViews | None,
+    stream: int,
+) -> QuantizedTensor | None:
+    """See :class:`fp4rt.backend.Backend`."""
+    m, n = x.shape
+    buffers: tuple[Buffer, ...] = ()
+    scale_shape = layout.shape(m, block_columns(padded_n))
+    if out is None:
+        buffers = (
+            new_memory(data_shape(m, padded_n), "uint8", x.device, stream, data_tag(m, n, padded_n)),
+            new_memory(scale_shape, "uint8", x.device, stream, scale_tag(layout.name, m, n, padded_n)),
+            new_memory((1,), "float32", x.device, stream),
+        )
+        data, scales, kept = (buffer.pointer for buffer in buffers)
+    else:
+        data, scales, kept = out.data.pointer, out.scales.pointer, out.global_scale.pointer
+    if m == 0:
+        _without_rows(global_scale, kept, x, stream)
+    else:
+        _launch(x, layout, padded_n, data, scales, global_scale, kept, stream)
+    keep_alive(stream, x)
+    if out is not None:
+        keep_alive(stream, out.data, out.scales, out.global_scale)
+        return None
+    shapes = (data_shape(m, padded_n), scale_shape, (1,))
+    dtypes = ("uint8", "uint8", "float32")
+    parts = zip(buffers, shapes, dtypes, strict=True)
+    data_, scales_, scale_ = (result(*part, x.library) for part in parts)
+    return QuantizedTensor.trusted(data_, scales_, scale_, (m, n), layout.name, padded_n)

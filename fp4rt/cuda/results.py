@@ -1,0 +1,57 @@
+"""Device memory for results, from the current pool, as arrays of the caller's library."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+from fp4rt import interop
+from fp4rt.device import Device
+from fp4rt.interop import cuda_driver
+from fp4rt.interop.dtypes import itemsize
+from fp4rt.pool import Buffer, PaddingTag, current_pool
+
+if TYPE_CHECKING:
+    from fp4rt.interop import ArrayView
+
+__all__ = ["copy_bytes", "fill_float", "keep_alive", "new_memory", "result"]
+
+
+def new_memory(
+    shape: tuple[int, ...], dtype: str, device: Device, stream: int, tag: PaddingTag | None = None
+) -> Buffer:
+    """Memory for a dense array, to be used in the order of ``stream``; not initialized."""
+    return current_pool().allocate(math.prod(shape) * itemsize(dtype), device, stream, tag)
+
+
+def result(buffer: Buffer, shape: tuple[int, ...], dtype: str, library: str) -> Any:
+    """The memory as an array of ``library``."""
+    return interop.from_device(buffer, shape, dtype, library)
+
+
+def keep_alive(stream: int, *views: ArrayView) -> None:
+    """Hold inputs whose library does not know of our stream until the work queued on it is done."""
+    for view in views:
+        if view.foreign:
+            interop.hold(view.owner, stream, view.device)
+
+
+def copy_bytes(to: int, source: int, nbytes: int, device: Device, stream: int) -> None:
+    """Queue a copy within the device; recorded like a kernel during a capture."""
+    if nbytes and to != source:
+        with cuda_driver.on_device(device.index) as driver:
+            driver.call(
+                "cuMemcpyDtoDAsync_v2",
+                ctypes.c_uint64(to),
+                ctypes.c_uint64(source),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+
+
+def fill_float(to: int, value: float, device: Device, stream: int) -> None:
+    """Queue the writing of one fp32 number; recorded like a kernel during a capture."""
+    with cuda_driver.on_device(device.index) as driver:
+        bits = ctypes.c_uint32.from_buffer_copy(ctypes.c_float(value))
+        driver.call("cuMemsetD32Async", ctypes.c_uint64(to), bits, ctypes.c_size_t(1), ctypes.c_void_p(stream))

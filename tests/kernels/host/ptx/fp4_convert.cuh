@@ -1,0 +1,3 @@
+#pragma once
+
+#define HARDWARE_E2M1 0

@@ -1,0 +1,6 @@
+#pragma once
+#include "ptx/pair_convert.cuh"
+
+inline u32 multiply_f16x2(u32 a, u32 b) {
+    return f16x2_from_floats(float_from_low_f16(a) * float_from_low_f16(b), float_from_high_f16(a) * float_from_high_f16(b));
+}
