@@ -1,0 +1,166 @@
+"""Results written into the caller's memory: every byte of it, or, after any error, none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt.errors import DtypeError, Fp4rtError, LayoutError, ShapeError
+from fp4rt.layout import LAYOUTS
+from tests.cpu.comparison import DTYPES, assert_same_bits, assert_same_tensor
+
+POISON = 0x7F
+SHAPES = [(3, 48, None), (3, 50, 64), (1, 1, 16), (130, 80, 96), (7, 64, 256), (129, 7, 48)]
+
+
+def poisoned(m: int, n: int, padded_n: int | None, layout: str) -> fp4rt.QuantizedTensor:
+    padded_n = padded_n or n
+    return fp4rt.QuantizedTensor(
+        np.full((m, padded_n // 2), POISON, np.uint8),
+        np.full(LAYOUTS[layout].shape(m, padded_n // 16), POISON, np.uint8),
+        np.full(1, np.nan, np.float32),
+        (m, n),
+        layout,
+        padded_n,
+    )
+
+
+def source(m: int, n: int) -> np.ndarray:
+    return np.random.default_rng(m * n).standard_normal((m, n)).astype(np.float32)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("m", "n", "padded_n"), SHAPES)
+def test_quantize_writes_every_byte_of_out_and_padding_is_zero(
+    m: int, n: int, padded_n: int | None, layout: str
+) -> None:
+    x = source(m, n)
+    out = poisoned(m, n, padded_n, layout)
+    assert fp4rt.quantize(x, layout=layout, padded_n=padded_n, out=out) is out
+    assert_same_tensor(out, fp4rt.quantize(x, layout=layout, padded_n=padded_n), "out")
+    columns = (padded_n or n) // 16
+    assert not out.data[:, (n + 1) // 2 :].any()
+    valid = np.zeros((m, columns), np.uint8)
+    valid[:, : -(-n // 16)] = 1
+    assert not out.scales[LAYOUTS[layout].pack(valid) == 0].any()
+    if n % 2:
+        assert not (out.data[:, n // 2] >> 4).any()
+
+
+@pytest.mark.parametrize("policy", ["poison", "empty", "covered", "zero"])
+def test_nothing_shows_through_from_reused_memory(policy: Any) -> None:
+    x = np.ones((3, 48), np.float32)
+    pool = fp4rt.PaddedPool(fill=policy)
+    for _ in range(20):
+        dirty = [pool.allocate(size) for size in (72, 512, 4)]
+        for buffer in dirty:
+            buffer.numpy((buffer.nbytes,))[...] = POISON
+        del dirty, buffer
+        with fp4rt.use_pool(pool):
+            q = fp4rt.quantize(x, 1.0)
+        assert (q.data == 0x77).all()
+        assert q.scales.nbytes == 512
+        assert np.flatnonzero(q.scales).tolist() == [0, 1, 2, 16, 17, 18, 32, 33, 34]
+        assert set(q.scales[q.scales != 0].tolist()) == {0x23}
+        assert (q.dequantize() == 1.03125).all()
+        del q
+    assert pool.stats().reuses > 0
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_relayout_writes_every_byte_of_out(layout: str, target: str) -> None:
+    q = fp4rt.quantize(source(130, 50), layout=layout, padded_n=80)
+    out = poisoned(130, 50, 80, target)
+    assert fp4rt.relayout(q, target, out=out) is out
+    assert_same_tensor(out, q.relayout(target), "out")
+    assert not np.shares_memory(out.data, q.data)
+
+
+def test_relayout_without_out_moves_scales_only() -> None:
+    q = fp4rt.quantize(source(16, 64))
+    moved = q.relayout("linear")
+    assert moved.data is q.data
+    assert moved.global_scale is q.global_scale
+    assert not np.shares_memory(q.relayout("128x4").scales, q.scales)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dequantize_and_matmul_write_out(dtype: str) -> None:
+    q = fp4rt.quantize(source(5, 33), padded_n=48)
+    y = np.full((5, 33), np.nan, DTYPES[dtype])
+    assert fp4rt.dequantize(q, dtype, out=y) is y
+    assert_same_bits(y, q.dequantize(dtype), "dequantize")
+    d = np.full((5, 5), np.nan, DTYPES[dtype])
+    assert fp4rt.matmul(q, q, out_dtype=dtype, out=d) is d
+    assert_same_bits(d, fp4rt.matmul(q, q, out_dtype=dtype), "matmul")
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+def replaced(out: fp4rt.QuantizedTensor, **arrays: np.ndarray) -> fp4rt.QuantizedTensor:
+    parts = {"data": out.data, "scales": out.scales, "global_scale": out.global_scale, **arrays}
+    return fp4rt.QuantizedTensor(**parts, shape=out.shape, layout=out.layout, padded_n=out.padded_n)
+
+
+WRONG_OUTS = {
+    "other rows": (lambda: poisoned(4, 50, 64, "128x4"), ShapeError, "shape (3, 50)"),
+    "other columns": (lambda: poisoned(3, 51, 64, "128x4"), ShapeError, "shape (3, 50)"),
+    "other padding": (lambda: poisoned(3, 50, 80, "128x4"), ShapeError, "padded_n = 64"),
+    "other layout": (lambda: poisoned(3, 50, 64, "8x4"), LayoutError, "'128x4'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OUTS)
+def test_a_wrong_out_is_an_error_and_nothing_is_written(case: str) -> None:
+    make, error, text = WRONG_OUTS[case]
+    out = make()
+    with pytest.raises(error) as caught:
+        fp4rt.quantize(source(3, 50), padded_n=64, out=out)
+    assert text in str(caught.value)
+    assert (out.data == POISON).all()
+    assert (out.scales == POISON).all()
+    assert np.isnan(out.global_scale).all()
+
+
+@pytest.mark.parametrize("part", ["data", "scales", "global_scale"])
+def test_a_read_only_out_is_an_error_and_nothing_is_written(part: str) -> None:
+    out = poisoned(3, 50, 64, "128x4")
+    locked = replaced(out, **{part: read_only(getattr(out, part).copy())})
+    for call in (
+        lambda: fp4rt.quantize(source(3, 50), padded_n=64, out=locked),
+        lambda: fp4rt.relayout(fp4rt.quantize(source(3, 50), padded_n=64), "128x4", out=locked),
+    ):
+        with pytest.raises(ShapeError, match=f"out.{part} writable"):
+            call()
+    assert (locked.data == POISON).all()
+    assert (locked.scales == POISON).all()
+    assert np.isnan(locked.global_scale).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda: np.full((5, 34), 7, np.float32), ShapeError, "shape (5, 33)"),
+        (lambda: np.full((5, 33), 7, np.float64), DtypeError, "float32"),
+        (lambda: np.full((5, 33), 7, np.float16), DtypeError, "float32"),
+        (lambda: np.full((33, 5), 7, np.float32).T, ShapeError, "C-contiguous"),
+        (lambda: np.full((5, 66), 7, np.float32)[:, ::2], ShapeError, "C-contiguous"),
+        (lambda: read_only(np.full((5, 33), 7, np.float32)), ShapeError, "writable"),
+    ],
+)
+def test_a_wrong_array_as_out_is_an_error_and_nothing_is_written(make: Any, error: type[Fp4rtError], text: str) -> None:
+    out = make()
+    q = fp4rt.quantize(source(5, 33), padded_n=48)
+    weight = fp4rt.quantize(source(33, 33), padded_n=48)
+    for call in (lambda: fp4rt.dequantize(q, out=out), lambda: fp4rt.matmul(q, weight, out_dtype="float32", out=out)):
+        with pytest.raises(error) as caught:
+            call()
+        assert text in str(caught.value)
+        assert (out == 7).all()
