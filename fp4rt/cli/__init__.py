@@ -1,0 +1,50 @@
+"""The commands. Each is a thin shell over the package: it reads options, calls one function, and shows the result.
+
+Exit status: 0 done, 1 bad input (one line on stderr says what), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from fp4rt.checkpoint.selection import RULES
+from fp4rt.cli.bench import bench
+from fp4rt.cli.compile import compile_kernels
+from fp4rt.cli.convert import convert, dequantize, quantize
+from fp4rt.cli.doctor import doctor
+from fp4rt.cli.look import inspect, verify
+from fp4rt.version import __version__
+
+__all__ = ["app", "run"]
+
+app = typer.Typer(
+    name="fp4rt",
+    help="NVFP4 quantization runtime: convert, look at and check 4-bit models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=RULES)(quantize)
+for command in (dequantize, convert, inspect, verify, doctor, bench):
+    app.command()(command)
+app.command("compile")(compile_kernels)
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(f"fp4rt {__version__}")
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command line; returns the exit status."""
+    try:
+        app(list(arguments), prog_name="fp4rt")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    return 0

@@ -1,0 +1,49 @@
+"""``fp4rt bench``: the measurements of a checkout."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import fp4rt
+from fp4rt.cli.console import fail, failing
+
+__all__ = ["bench"]
+
+# Modules of bench/ that measure nothing by themselves.
+SUPPORT = ("rows", "make_tables")
+
+
+@failing
+def bench(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one; without it they are listed.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to it.")] = None,
+) -> None:
+    """List the benches, or run one. They are scripts of the repository and not part of an installed package."""
+    folder = Path(fp4rt.__file__).resolve().parent.parent / "bench"
+    scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if _measures(path)}
+    if not scripts:
+        fail(f"no benches in {folder}: they are scripts of the source repository; run this from a checkout of it")
+    if name is None:
+        for stem, path in scripts.items():
+            print(f"{stem:24} {_summary(path)}")
+        return
+    if name not in scripts:
+        fail(f"no bench called {name!r}; there are {', '.join(scripts)}")
+    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *(arguments or ())], cwd=folder.parent)
+    raise typer.Exit(done.returncode)
+
+
+def _measures(path: Path) -> bool:
+    return not path.stem.startswith("_") and path.stem not in SUPPORT
+
+
+def _summary(path: Path) -> str:
+    """First line of a script's docstring."""
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]

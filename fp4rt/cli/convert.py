@@ -1,0 +1,197 @@
+"""``fp4rt quantize``, ``dequantize`` and ``convert``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fp4rt import checkpoint
+from fp4rt.checkpoint.formats import FORMATS, MODELOPT
+from fp4rt.checkpoint.fusing import FUSE_MODES
+from fp4rt.checkpoint.methods import DEFAULT_PERCENTILE, METHODS, Method
+from fp4rt.checkpoint.overrides import read_overrides
+from fp4rt.checkpoint.plan_quantize import QuantizeOptions
+from fp4rt.checkpoint.report import RunReport
+from fp4rt.checkpoint.selection import Selection
+from fp4rt.checkpoint.store import Store
+from fp4rt.cli.console import bar, failing, print_json
+from fp4rt.cli.results import print_report
+from fp4rt.errors import CheckpointError
+from fp4rt.format import AMAX_TARGET
+from fp4rt.layout import LAYOUTS
+
+__all__ = ["convert", "dequantize", "quantize"]
+
+FLOATS = ("bf16", "fp16", "fp32")
+RECIPES = ("weight-only", "w4a4")
+
+Source = Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder with one or with shards.")]
+Target = Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a folder (needed for shards).")]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Shards written at once.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be done.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="List the tensors that stay as they are, too.")]
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help=f"Format of IN where it does not tell: {', '.join(FORMATS)}."),
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout", metavar="LAYOUT", help=f"Layout of the block scales, modelopt only: {', '.join(LAYOUTS)}."
+    ),
+]
+
+
+@failing
+def quantize(
+    source: Source,
+    target: Target,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=", ".join(FORMATS))] = MODELOPT.name,
+    recipe: Annotated[str, typer.Option("--recipe", metavar="RECIPE", help=", ".join(RECIPES))] = RECIPES[0],
+    input_amax: Annotated[
+        float, typer.Option("--input-amax", help="w4a4: largest activation magnitude to expect, for input_scale.")
+    ] = AMAX_TARGET,
+    method: Annotated[str, typer.Option("--method", metavar="METHOD", help=", ".join(METHODS))] = METHODS[0],
+    percentile: Annotated[float, typer.Option("--percentile", help="For the method percentile.")] = DEFAULT_PERCENTILE,
+    overrides: Annotated[
+        Path | None, typer.Option("--overrides", metavar="FILE", help="TOML file with methods by layer.")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", metavar="PATTERN", help="Take what matches.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="PATTERN", help="Leave what matches.")
+    ] = None,
+    pad: Annotated[bool, typer.Option("--pad", help="Pad columns to a multiple of 16 instead of skipping.")] = False,
+    layout: Layout = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Measure the other methods too, layer by layer.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="PNG", help="Draw error and scale histograms (needs fp4rt[plot]).")
+    ] = None,
+    jobs: Jobs = 1,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Turn the linear weights of a model into NVFP4; everything else goes along byte for byte.
+
+    A folder that an interrupted run left unfinished is finished by the same command.
+    """
+    if recipe not in RECIPES:
+        raise CheckpointError(f"unknown recipe {recipe!r}; use one of {', '.join(RECIPES)}")
+    if not input_amax > 0:
+        raise CheckpointError(f"--input-amax must be positive, got {input_amax}")
+    if plot is not None:
+        from fp4rt.cli import figures
+
+        figures.require()
+    rules = None if overrides is None else read_overrides(overrides)
+    options = QuantizeOptions(
+        form=to,
+        layout=layout,
+        activations=recipe == "w4a4",
+        input_amax=input_amax,
+        selection=Selection(tuple(include or ()), tuple(exclude or ()), pad),
+        method=Method(method, percentile),
+        override=rules,
+        compare=compare,
+        histograms=plot is not None,
+    )
+    with bar("quantize", Store(source).nbytes, quiet=as_json or dry_run) as progress:
+        report = checkpoint.quantize(
+            source, target, options, jobs=jobs, overwrite=overwrite, dry_run=dry_run, progress=progress
+        )
+    if plot is not None and not dry_run:
+        figures.draw_run(report, plot)
+    _show(report, as_json, verbose)
+
+
+@failing
+def dequantize(
+    source: Source,
+    target: Target,
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=", ".join(FLOATS))] = FLOATS[0],
+    form: From = None,
+    jobs: Jobs = 1,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Turn the NVFP4 layers of a model back into floats; everything else goes along byte for byte."""
+    _convert(source, target, dtype, form, jobs, overwrite, dry_run, verbose, as_json)
+
+
+@failing
+def convert(
+    source: Source,
+    target: Target,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=", ".join((*FORMATS, *FLOATS)))],
+    form: From = None,
+    layout: Layout = None,
+    fuse: Annotated[
+        list[str] | None,
+        typer.Option("--fuse", metavar="NAME=PART,PART", help="Join layers by rows: qkv_proj=q_proj,k_proj,v_proj."),
+    ] = None,
+    fused_scales: Annotated[
+        str,
+        typer.Option("--fused-scales", metavar="MODE", help="Different global scales: keep each, or rescale to one."),
+    ] = FUSE_MODES[0],
+    jobs: Jobs = 1,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    verbose: Verbose = False,
+    as_json: Json = False,
+) -> None:
+    """Move an NVFP4 model from one format into another; every code and block scale is kept."""
+    groups = dict(_fuse_group(text) for text in fuse or ())
+    extra = {"layout": layout, "fuse": groups, "fused_scales": fused_scales}
+    _convert(source, target, to, form, jobs, overwrite, dry_run, verbose, as_json, **extra)
+
+
+def _convert(
+    source: Path,
+    target: Path,
+    to: str,
+    form: str | None,
+    jobs: int,
+    overwrite: bool,
+    dry_run: bool,
+    verbose: bool,
+    as_json: bool,
+    **extra: Any,
+) -> None:
+    if to not in (*FORMATS, *FLOATS):
+        raise CheckpointError(f"unknown format {to!r}; use one of {', '.join((*FORMATS, *FLOATS))}")
+    with bar("convert", Store(source).nbytes, quiet=as_json or dry_run) as progress:
+        report = checkpoint.convert(
+            source,
+            target,
+            to,
+            format=form,
+            jobs=jobs,
+            overwrite=overwrite,
+            dry_run=dry_run,
+            progress=progress,
+            **extra,
+        )
+    _show(report, as_json, verbose)
+
+
+def _fuse_group(text: str) -> tuple[str, list[str]]:
+    name, _, parts = text.partition("=")
+    if not name or not parts:
+        raise CheckpointError(f"--fuse wants NAME=PART,PART, got {text!r}")
+    return name, parts.split(",")
+
+
+def _show(report: RunReport, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print_report(report, verbose)

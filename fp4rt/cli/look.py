@@ -1,0 +1,148 @@
+"""``fp4rt inspect`` and ``fp4rt verify``: look, and change nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fp4rt.checkpoint.compare import compare
+from fp4rt.checkpoint.formats import FORMATS
+from fp4rt.checkpoint.inspect import Inspection
+from fp4rt.checkpoint.inspect import inspect as look_at
+from fp4rt.checkpoint.report import jsonable
+from fp4rt.checkpoint.store import Store
+from fp4rt.checkpoint.verify import verify as check
+from fp4rt.cli.console import BAD_INPUT, bar, failing, note, print_json, print_table, size, table
+from fp4rt.cli.results import decibel, shape_text
+
+__all__ = ["inspect", "verify"]
+
+From = Annotated[
+    str | None,
+    typer.Option("--from", metavar="FORMAT", help=f"Format where the file does not tell: {', '.join(FORMATS)}."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+@failing
+def inspect(
+    path: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A safetensors file, or a folder with one or with shards.")
+    ],
+    form: From = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", metavar="PNG", help="Draw the layers (needs fp4rt[plot]).")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a report that a browser opens.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List the unquantized tensors, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is in a checkpoint: files, dtypes, format, layers, scales and sizes."""
+    if figures is not None:
+        from fp4rt.cli import figures as drawing
+
+        drawing.require()
+    store = Store(path)
+    with bar("inspect", store.nbytes, quiet=as_json) as progress:
+        found = look_at(store, form, codes=figures is not None or html is not None, progress=progress)
+    if figures is not None:
+        drawing.draw_layers(found, figures)
+    if html is not None:
+        from fp4rt.cli.page import write_page
+
+        write_page(found, html)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        _print_inspection(found, verbose)
+
+
+@failing
+def verify(
+    path: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.")],
+    other: Annotated[Path | None, typer.Argument(metavar="[B]", help="A second one, to be compared with A.")] = None,
+    form: From = None,
+    min_sqnr: Annotated[
+        float | None, typer.Option("--min-sqnr", metavar="DB", help="Fail where a weight of B is further from A's.")
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List identical tensors, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check every invariant of a checkpoint, or compare two of them, tensor by tensor, across formats."""
+    if other is None:
+        _verify_one(path, form, as_json)
+    else:
+        _verify_two(path, other, form, min_sqnr, verbose, as_json)
+
+
+def _verify_one(path: Path, form: str | None, as_json: bool) -> None:
+    store = Store(path)
+    with bar("verify", store.nbytes, quiet=as_json) as progress:
+        findings = check(store, form, progress)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if as_json:
+        print_json({"path": str(path), "ok": not errors, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            print(f"{finding.severity}: {finding.tensor}: {finding.message}")
+        print(f"{path}: {len(store)} tensors, {len(errors)} errors, {len(findings) - len(errors)} warnings")
+    if errors:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _verify_two(a: Path, b: Path, form: str | None, min_sqnr: float | None, verbose: bool, as_json: bool) -> None:
+    left = Store(a)
+    with bar("compare", left.nbytes, quiet=as_json) as progress:
+        rows = compare(left, Store(b), (form, form), progress)
+    missing = [row for row in rows if not row.matches]
+    far = [row for row in rows if min_sqnr is not None and row.sqnr_db is not None and row.sqnr_db < min_sqnr]
+    if as_json:
+        print_json(
+            jsonable({"a": str(a), "b": str(b), "ok": not missing and not far, "tensors": list(map(asdict, rows))})
+        )
+    else:
+        result = table("", [("tensor", "left"), ("B against A", "left"), ("max error", "right"), ("SQNR dB", "right")])
+        for row in rows:
+            if verbose or row.verdict != "identical":
+                error = "" if row.max_error is None else f"{row.max_error:.3g}"
+                result.add_row(row.name, row.verdict, error, "" if row.sqnr_db is None else decibel(row.sqnr_db))
+        if result.row_count:
+            print_table(result)
+        counts = Counter(row.verdict for row in rows)
+        print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+        for row in far:
+            note(f"{row.name}: {decibel(row.sqnr_db or -math.inf)} dB is below --min-sqnr {min_sqnr:g}")
+    if missing or far:
+        raise typer.Exit(BAD_INPUT)
+
+
+def _print_inspection(found: Inspection, verbose: bool) -> None:
+    evidence = f" (said by {', '.join(found.evidence)})" if found.evidence else ""
+    print(f"{found.path}: {found.format}{evidence}")
+    for name, nbytes, count in found.files:
+        print(f"  {name}: {count} tensors, {size(nbytes)}")
+    for tag, (count, nbytes) in found.dtypes.items():
+        print(f"  {tag}: {count} tensors, {size(nbytes)}")
+    if found.layers:
+        headings = ("shape", "bytes", "global scale", "input scale", "zero blocks", "saturated")
+        result = table("", [("weight", "left"), *((text, "right") for text in headings), ("layout", "left")])
+        for layer in found.layers:
+            low, high = layer.global_scales
+            scale = f"{low:.6g}" if low == high else f"{low:.4g} ... {high:.4g}"
+            inputs = "" if layer.input_scale is None else f"{layer.input_scale:.6g}"
+            zero, saturated = f"{layer.zero_blocks}/{layer.blocks}", str(layer.saturated_blocks)
+            cells = (layer.name, shape_text(layer.shape), size(layer.nbytes), scale, inputs, zero, saturated)
+            result.add_row(*cells, layer.layout)
+        print_table(result)
+    if verbose or not found.layers:
+        result = table("", [("tensor", "left"), ("dtype", "left"), ("shape", "right"), ("bytes", "right")])
+        for name, tag, shape, nbytes in found.plain:
+            result.add_row(name, tag, shape_text(shape), size(nbytes))
+        print_table(result)
