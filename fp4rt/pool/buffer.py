@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import DTypeLike
 from fp4rt.device import Device
 from fp4rt.errors import DeviceError, ShapeError
 from fp4rt.pool.tag import PaddingTag
-from fp4rt.pool.upstream import host_bytes
+from fp4rt.pool.upstream import host_array
 
 if TYPE_CHECKING:
     from fp4rt.pool.arena import Arena
@@ -117,10 +118,10 @@ class Buffer:
         if self.device.kind != "cpu":
             raise DeviceError(f"Buffer.numpy needs host memory, got a buffer on {self.device}; copy it first")
         dtype = np.dtype(dtype)
-        needed = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        needed = math.prod(shape) * dtype.itemsize
         if needed > self.nbytes:
             raise ShapeError(f"Buffer.numpy: {shape} of {dtype} needs {needed} bytes, the buffer has {self.nbytes}")
-        return host_bytes(self.pointer, needed, self).view(dtype).reshape(shape)
+        return host_array(self.pointer, shape, dtype, self)
 
     def __repr__(self) -> str:
         place = f"at {self._block.pointer:#x} on {self.device}, stream {self.stream:#x}"

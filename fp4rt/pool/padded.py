@@ -34,7 +34,7 @@ from fp4rt.pool.upstream import Upstream
 __all__ = ["FILLS", "POISON_BYTE", "Fill", "PaddedPool"]
 
 Fill = Literal["covered", "zero", "empty", "poison"]
-FILLS = ("covered", "zero", "empty", "poison")
+FILLS: tuple[Fill, ...] = ("covered", "zero", "empty", "poison")
 POISON_BYTE = 0xFF
 KNOWLEDGE_SEARCH = 8  # free blocks looked at for one whose padding is known to be zero
 

@@ -95,18 +95,26 @@ class HostUpstream:
 
 
 class HostMemory:
-    """An address range as NumPy sees it; ``owner`` lives as long as any array made of it."""
+    """An address as NumPy sees it; ``owner`` lives as long as any array made of it."""
 
     __slots__ = ("__array_interface__", "owner")
 
-    def __init__(self, pointer: int, nbytes: int, owner: Any = None) -> None:
+    def __init__(self, pointer: int, shape: tuple[int, ...], typestr: str, owner: Any) -> None:
         self.owner = owner
-        self.__array_interface__ = {"data": (pointer, False), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        self.__array_interface__ = {"data": (pointer, False), "shape": shape, "typestr": typestr, "version": 3}
+
+
+def host_array(pointer: int, shape: tuple[int, ...], dtype: np.dtype[Any], owner: Any = None) -> np.ndarray:
+    """Dense array over host memory; it, and every view of it, keeps ``owner`` alive."""
+    if dtype.kind != "V":
+        return np.asarray(HostMemory(pointer, shape, dtype.str, owner))
+    bits = f"|V{dtype.itemsize}"  # a dtype from outside NumPy, such as bfloat16, has no name in the interface
+    return np.asarray(HostMemory(pointer, shape, bits, owner)).view(dtype)
 
 
 def host_bytes(pointer: int, nbytes: int, owner: Any = None) -> np.ndarray:
     """uint8 array over host memory; it, and every view of it, keeps ``owner`` alive."""
-    return np.asarray(HostMemory(pointer, nbytes, owner))
+    return np.asarray(HostMemory(pointer, (nbytes,), "|u1", owner))
 
 
 # device kind -> (default upstream, adapter of a foreign allocator or None where it does not know the object)
