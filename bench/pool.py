@@ -9,6 +9,7 @@ Rows "quantize ...": a call under ``covered`` and ``empty`` against the same cal
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -55,6 +56,9 @@ def allocation_cases(device: Device) -> dict[str, tuple[Callable[[], object], st
         }
     import cupy
 
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401  compared where it is there
+
     def in_library(library: str) -> Callable[[], object]:
         return lambda: interop.from_device(pool.allocate(nbytes, device, 0, tag), shape, "uint8", library)
 
@@ -88,8 +92,9 @@ def allocation_rows(device: Device) -> list[Row]:
 def fill_rows(device: Device, shapes: tuple[tuple[int, int], ...]) -> list[Row]:
     """quantize with a given scale into fresh memory, one row a shape, layout and policy."""
     rows = []
+    values = np.random.default_rng(0).normal(size=1 << 20).astype(np.float16)
     for m, n in shapes:
-        x: Any = np.random.default_rng(0).normal(size=(m, n)).astype(np.float16)
+        x: Any = np.resize(values, (m, n))
         if device.kind == "cuda":
             x = sys.modules["cupy"].asarray(x)
         for layout in LAYOUTS:
