@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fp4rt.cuda import memory  # noqa: F401  makes CuPy's allocator the pool's for CUDA devices
-from fp4rt.cuda.amax import global_scale
-from fp4rt.cuda.dequantize import dequantize
-from fp4rt.cuda.quantize import quantize
-from fp4rt.cuda.relayout import relayout
+from fp4rt.cuda.quantizers.amax import global_scale
+from fp4rt.cuda.quantizers.dequantize import dequantize
+from fp4rt.cuda.quantizers.quantize import quantize
+from fp4rt.cuda.quantizers.relayout import relayout
 from fp4rt.cuda.status import describe, status
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """Compiled kernels on disk, found by their content: never stale, never trusted without its digest.
 
-The folder is ``fp4rt.cache_folder``'s. The key covers everything that decides the image: NVRTC's version, every option
-(target and defines among them), and the text of the source and of every header that it includes. An entry is written to
-a temporary file and renamed, so racing processes each see a whole file or none; its SHA-256 is checked on read. A folder
-that cannot be used costs one warning, never a failure.
+The folder is ``fp4rt.cache_folder``'s. The key covers everything that decides the image: NVRTC's version, every
+option (target and defines among them), and the text of the source and of every header that it includes. An entry is
+written to a temporary file and renamed, so racing processes each see a whole file or none; its SHA-256 is checked on
+read. A folder that cannot be used costs one warning, never a failure.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ __all__ = ["all_kernels", "kernels_for"]
 
 # Modules that launch kernels; each has ``kernel_specs() -> Iterable[KernelSpec]``.
 _LAUNCHERS: tuple[str, ...] = (
-    "fp4rt.cuda.amax",
-    "fp4rt.cuda.quantize",
-    "fp4rt.cuda.dequantize",
-    "fp4rt.cuda.relayout",
+    "fp4rt.cuda.quantizers.amax",
+    "fp4rt.cuda.quantizers.quantize",
+    "fp4rt.cuda.quantizers.dequantize",
+    "fp4rt.cuda.quantizers.relayout",
 )
 
 

@@ -4,9 +4,6 @@ tie, every offset. What the instructions themselves do is tested on a GPU (tests
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,26 +12,15 @@ from fp4rt.cpu import reference
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.format import BLOCK, E2M1, E4M3, FP32_MAX, INPUT_DTYPES
 from fp4rt.layout import LAYOUTS, ceil_div
-from fp4rt.sources import kernels_root
 
-HOST = Path(__file__).parent / "host"
-FLAGS = ["-O2", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
-FLAGS += ["-ffp-contract=off"]  # as the kernels are compiled: each product and each sum rounds on its own
 TIES = np.array([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0], np.float32)
 GLOBAL_SCALES = (1.0, 0.37, 448.0, 2688 / 65504, 1 + 2**-23, 1 - 2**-24, 1 / 3, 3.1e4, 1e6, 2688 / 3.3e38, 1e-4)
 EXTREME_GLOBAL_SCALES = (1e-45, 2e-41, 1e-38, 2**-127, 2**-119, 1e-35, 3e-31, 2e30, 1e37, 3.4028235e38)
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++ to build the device functions for the host")
-    built = tmp_path_factory.mktemp("host") / "device_functions.so"
-    command = [compiler, *FLAGS, "-include", str(HOST / "qualifiers.h"), "-I", str(HOST), "-I", str(kernels_root())]
-    done = subprocess.run([*command, str(HOST / "entries.cpp"), "-o", str(built)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    loaded = ctypes.CDLL(str(built))
+def library(build):
+    loaded = build("entries.cpp", "-O2")
     loaded.count_wrong_e2m1.restype = ctypes.c_uint64
     loaded.argument_bytes.restype = ctypes.c_uint64
     loaded.finite_maximum.restype = ctypes.c_float
@@ -73,7 +59,9 @@ def assert_same(found, wanted, inputs):
     if wrong.size:
         i = wrong[0]
         given = np.asarray(inputs)[i]
-        pytest.fail(f"{wrong.size} of {len(wanted)} differ; first at {i}: {given!r} gave {found[i]:#x}, wanted {wanted[i]:#x}")
+        pytest.fail(
+            f"{wrong.size} of {len(wanted)} differ; first at {i}: {given!r} gave {found[i]:#x}, wanted {wanted[i]:#x}"
+        )
 
 
 # ---- e4m3
@@ -221,7 +209,7 @@ def test_fp32_blocks_quantize_as_specified(library, global_scale):
 
 def test_fp32_blocks_with_subnormal_maxima_quantize_as_specified(library):
     bits = np.random.default_rng(7).integers(0, 0x00800000, (4000, BLOCK), dtype=np.uint32)
-    for global_scale in (2688 / 1e-38, 1e38, 1.0, FP32_MAX):
+    for global_scale in (3.3e38, 1e38, 1.0, FP32_MAX):
         assert_blocks_agree(library, bits, "float32", global_scale)
 
 
@@ -238,7 +226,9 @@ def test_the_extreme_way_gives_the_ordinary_bits_where_both_apply(library, dtype
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 def test_every_code_with_every_scale_dequantizes_as_specified(library, dtype):
-    scales = np.concatenate([E4M3.values[:127] / np.float32(gs) for gs in (1, 0.37, 3e-38, 1e38, 2688 / 65504)])
+    global_scales = np.array([1, 0.37, 3e-38, 1e38, 2688 / 65504], np.float32)
+    with np.errstate(over="ignore"):
+        scales = (E4M3.values[:127] / global_scales[:, None]).reshape(-1)
     scales = np.repeat(scales.astype(np.float32), 2)
     codes = np.tile(np.array([0x76543210, 0xFEDCBA98], np.uint32), len(scales) // 2)
     words = np.empty((len(scales), 8 if dtype == "float32" else 4), np.uint32)
@@ -248,7 +238,10 @@ def test_every_code_with_every_scale_dequantizes_as_specified(library, dtype):
     with np.errstate(all="ignore"):
         values = E2M1.values[reference.unpack_codes(codes.view(np.uint8).reshape(len(scales), 4))] * scales[:, None]
         wanted = reference.round_to_bits(values, dtype)
-    assert_same(words.view(wanted.dtype).reshape(-1), wanted.reshape(-1), np.repeat(scales, 8))
+    found, wanted = words.view(wanted.dtype).reshape(-1), wanted.reshape(-1)
+    numbers = ~np.isnan(reference.widen(wanted, dtype))  # 0 * inf: the bits of a NaN are free
+    assert np.isnan(reference.widen(found, dtype)[~numbers]).all()
+    assert_same(found[numbers], wanted[numbers], np.repeat(scales, 8)[numbers])
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
@@ -291,7 +284,13 @@ def test_every_scale_lies_where_python_says(library, name, m, columns):
     offsets = np.arange(layout.nbytes(m, columns), dtype=np.uint64)
     row, column = np.empty_like(offsets), np.empty_like(offsets)
     library.scale_places(
-        layout.index, address(offsets), across_, ctypes.c_uint64(magic(across)), address(row), address(column), count(row)
+        layout.index,
+        address(offsets),
+        across_,
+        ctypes.c_uint64(magic(across)),
+        address(row),
+        address(column),
+        count(row),
     )
     wanted_row, wanted_column = layout.coordinates(offsets.astype(np.int64), columns)
     np.testing.assert_array_equal(row, wanted_row)
@@ -303,7 +302,9 @@ def test_places_beyond_32_bits_are_exact(library):
     across = 5_000_000_000
     rows, cols = np.array([0, 129, 2**33 + 5], np.uint64), np.array([2**34 + 3, 7, 11], np.uint64)
     found = np.empty(3, np.uint64)
-    library.scale_offsets(layout.index, address(rows), address(cols), ctypes.c_uint64(across), address(found), count(rows))
+    library.scale_offsets(
+        layout.index, address(rows), address(cols), ctypes.c_uint64(across), address(found), count(rows)
+    )
     wanted = [layout.offset(int(r), int(c), across * 4) % 2**64 for r, c in zip(rows, cols, strict=True)]
     assert found.tolist() == wanted
 
@@ -311,7 +312,9 @@ def test_places_beyond_32_bits_are_exact(library):
 def test_division_by_a_product_is_exact_at_every_border(library):
     for divisor in (1, 2, 3, 7, 14, 448, 1792, 65535, 2**31 - 1, 2**32 - 1, 2**32 + 3):
         quotients = np.array([0, 1, 2, 1000, (2**32 - 1) // divisor, 2**31], np.uint64)
-        index = np.unique(np.concatenate([quotients * divisor + d for d in (0, 1, max(divisor - 1, 0))]).astype(np.uint64))
+        index = np.unique(
+            np.concatenate([quotients * divisor + d for d in (0, 1, max(divisor - 1, 0))]).astype(np.uint64)
+        )
         found = np.empty_like(index)
         library.divide_many(
             address(index), ctypes.c_uint64(magic(divisor)), ctypes.c_uint64(divisor), address(found), count(index)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.amax import write_global_scale
+from fp4rt.cuda.quantizers.amax import write_global_scale
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec

@@ -11,7 +11,7 @@ from fp4rt.cuda.kernel import Kernel, device_attribute
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic
 from fp4rt.cuda.results import fill_float, keep_alive, new_memory, result
-from fp4rt.cuda.slots import SLOTS, SlotTable
+from fp4rt.cuda.quantizers.slots import SLOTS, SlotTable
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize

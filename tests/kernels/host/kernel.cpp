@@ -1,0 +1,7 @@
+// One kernel as a function of the host. -DSOURCE="kernels/x.cu" -DENTRY=x -DARGUMENTS=XArguments, and its own macros.
+#include "grid.h"
+#include SOURCE
+
+extern "C" void run(u32 blocks, u32 threads, const ARGUMENTS* arguments) {
+    run_grid(ENTRY, *arguments, blocks, threads);
+}

@@ -1,0 +1,67 @@
+"""Every kernel compiles for every architecture, without a GPU, and spills nothing."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
+from fp4rt.cuda.compiler import nvrtc_version, supported_archs, system_headers_of
+from fp4rt.cuda.kernel_set import all_kernels, kernels_for
+from fp4rt.errors import BackendUnavailable
+
+try:
+    NVRTC = nvrtc_version()
+except BackendUnavailable as error:
+    pytest.skip(f"needs NVRTC: {error}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """(spec, arch) -> future of the compilation; NVRTC compiles in as many threads as there are cores."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {
+            (spec, arch): pool.submit(spec.compile, arch)
+            for arch in COMPILED_ARCHS
+            for spec in kernels_for(parse_target(arch, supported_archs(), NVRTC))
+        }
+
+
+@pytest.mark.parametrize("arch", COMPILED_ARCHS)
+def test_every_kernel_compiles_without_spills(compiled, arch, capsys):
+    rows = []
+    for (spec, of_arch), future in compiled.items():
+        if of_arch == arch:
+            found = {row.entry: row for row in future.result().resources()}
+            assert spec.entry in found, f"{spec} has no entry {spec.entry} for {arch}: {sorted(found)}"
+            rows.append((spec, found[spec.entry]))
+    assert rows
+    with capsys.disabled():
+        print(f"\n{arch}, NVRTC {NVRTC[0]}.{NVRTC[1]}: registers, spilled bytes, stack bytes, static shared bytes")
+        for spec, used in rows:
+            print(f"{used.registers:6}{used.spill_bytes:6}{used.stack_bytes:6}{used.shared_bytes:7}  {spec}")
+    spilled = [str(spec) for spec, used in rows if used.spill_bytes]
+    assert not spilled, f"{arch}: {spilled}"
+
+
+def test_every_kernel_file_is_in_the_set():
+    from fp4rt.sources import source_names
+
+    in_files = {name for name in source_names() if name.endswith(".cu")}
+    assert in_files == {spec.source for spec in all_kernels()}
+
+
+def test_no_kernel_needs_a_toolkit_header():
+    assert {spec.source: system_headers_of(spec.source) for spec in all_kernels() if system_headers_of(spec.source)} == {}
+
+
+def test_a_kernel_below_its_architecture_fails_loudly_instead_of_running_empty():
+    from fp4rt.cuda.compiler import compile_kernel
+    from fp4rt.errors import CompileError
+
+    for source in {spec.source for spec in all_kernels() if not spec.archs}:
+        spec = next(s for s in all_kernels() if s.source == source)
+        with pytest.raises(CompileError, match="built for sm_80 and newer"):
+            compile_kernel(source, dict(spec.defines), "sm_75", fmad=spec.fmad)

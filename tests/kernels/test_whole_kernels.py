@@ -1,0 +1,198 @@
+"""The quantizer kernels in full, thread after thread on the host, launched as the CUDA backend launches them: every
+byte of data and scales, padding included, against the specification."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from fp4rt import interop
+from fp4rt.cpu import reference
+from fp4rt.cuda.quantizers import dequantize, quantize, relayout
+from fp4rt.cuda.quantizers.dequantize import choose_dequantize
+from fp4rt.cuda.quantizers.quantize import choose_quantize
+from fp4rt.cuda.quantizers.relayout import choose_relayout
+from fp4rt.cuda.strides import byte_strides
+from fp4rt.format import INPUT_DTYPES
+from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
+
+POISON = 0xA5
+GUARD = 64
+NAMES = {"quantize": "QuantizeArguments", "quantize_any": "QuantizeAnyArguments", "dequantize": "DequantizeArguments"}
+NAMES["relayout"] = "RelayoutArguments"
+
+
+@pytest.fixture(scope="session")
+def run(build):
+    """Runs a launch: the struct's bytes as the GPU would get them."""
+
+    def run(launch, args):
+        spec = launch.spec
+        options = [f"-D{name}={value}" for name, value in spec.defines]
+        options += [f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}", f"-DARGUMENTS={NAMES[spec.entry]}"]
+        library = build("kernel.cpp", "-O1", *options)
+        library.run(launch.blocks, launch.threads, ctypes.c_char_p(args))
+
+    return run
+
+
+class Poisoned:
+    """Bytes to write to, at a chosen alignment, with guards on both sides."""
+
+    def __init__(self, nbytes, misalignment=0):
+        self.all = np.full(nbytes + 2 * GUARD + 32, POISON, np.uint8)
+        start = GUARD + (-(self.all.ctypes.data + GUARD)) % 16 + misalignment
+        self.bytes = self.all[start : start + nbytes]
+        self.pointer = self.bytes.ctypes.data
+        self.outside = np.ones(self.all.size, bool)
+        self.outside[start : start + nbytes] = False
+
+    def check(self):
+        assert (self.all[self.outside] == POISON).all(), "written outside of the buffer"
+        return self.bytes
+
+
+def random_bits(rng, m, n, dtype):
+    """Patterns of rows with their own sizes, a few special values and a few zero rows."""
+    values = rng.standard_normal((m, n)) * np.exp2(rng.integers(-8, 5, (m, 1)))
+    values[rng.random((m, n)) < 0.002] = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 6.0])
+    values[rng.random(m) < 0.05] = 0.0
+    return reference.round_to_bits(values.astype(np.float32), dtype)
+
+
+def aligned_copy(bits, misalignment=0):
+    memory = np.empty(bits.nbytes + 32, np.uint8)
+    start = -memory.ctypes.data % 16 + misalignment
+    copy = memory[start : start + bits.nbytes].view(bits.dtype).reshape(bits.shape)
+    copy[...] = bits
+    return copy
+
+
+def assert_bytes(found, wanted, what):
+    wrong = np.flatnonzero(found.reshape(-1) != wanted.reshape(-1))
+    if wrong.size:
+        at = np.unravel_index(wrong[0], wanted.shape)
+        got, want = found.reshape(-1)[wrong[0]], wanted.reshape(-1)[wrong[0]]
+        pytest.fail(
+            f"{what}: {wrong.size} of {wanted.size} bytes differ, first {at}: got {got:#04x}, wanted {want:#04x}"
+        )
+
+
+def check_quantize(run, bits, dtype, layout, padded_n, gs=1.7, backwards=False, misalignments=(0, 0), expect=None):
+    m, n = bits.shape
+    bits = bits if bits.base is not None and not bits.flags.owndata else aligned_copy(bits)
+    view = interop.view(bits)
+    view.dtype = dtype
+    data = Poisoned(m * padded_n // 2, misalignments[0])
+    scales = Poisoned(layout.nbytes(m, block_columns(padded_n)), misalignments[1])
+    given, kept = np.array([gs], np.float32), Poisoned(4)
+    lies = (*byte_strides(view), view.pointer % 16, data.pointer % 16)
+    launch = choose_quantize(layout, padded_n, m, n, *lies, dtype, backwards)
+    if expect is not None:
+        assert launch.spec.entry == expect
+    structs = {"quantize": quantize.LARGE_ARGUMENTS, "quantize_any": quantize.ANY_ARGUMENTS}
+    addresses = (view.pointer, data.pointer, scales.pointer, given.ctypes.data, kept.pointer)
+    run(launch, structs[launch.spec.entry].pack(*addresses, *launch.constants, 0.0))
+    values = reference.widen(np.ascontiguousarray(bits), dtype)
+    wanted_data, wanted_scales = reference.quantize(values, np.float32(gs), layout, padded_n)
+    assert_bytes(data.check(), wanted_data.reshape(data_shape(m, padded_n)), "data")
+    assert_bytes(scales.check(), wanted_scales, "scales")
+    assert kept.check().view(np.float32)[0] == np.float32(gs)
+
+
+SHAPES = [
+    (1, 1, 16),
+    (1, 16, 16),
+    (3, 48, 48),
+    (3, 50, 64),
+    (7, 300, 304),
+    (130, 80, 96),
+    (128, 64, 64),
+    (200, 33, 1040),
+]
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_any_matrix_gets_every_byte(run, dtype, layout):
+    rng = np.random.default_rng(1)
+    for m, n, padded_n in SHAPES:
+        check_quantize(run, random_bits(rng, m, n, dtype), dtype, layout, padded_n, expect="quantize_any")
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_large_matrix_gets_every_byte(run, monkeypatch, dtype, layout):
+    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1)
+    rng = np.random.default_rng(2)
+    for m, n, padded_n in [(1, 16, 16), (129, 112, 128), (300, 2064, 2064), (77, 48, 1040), (257, 528, 544)]:
+        bits = random_bits(rng, m, n, dtype)
+        check_quantize(run, bits, dtype, layout, padded_n, expect="quantize")
+    check_quantize(run, bits, dtype, layout, padded_n, backwards=True, expect="quantize")
+
+
+@pytest.mark.parametrize("global_scale", [1e-45, 1e-38, 2e-31, 2e30, 3.4028235e38])
+@pytest.mark.parametrize("large", [False, True])
+def test_extreme_global_scales_go_their_own_way(run, monkeypatch, global_scale, large):
+    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1 if large else 1 << 40)
+    every = np.arange(65536, dtype=np.uint16).reshape(128, 512)
+    check_quantize(run, every, "bfloat16", LAYOUTS["128x4"], 528, gs=global_scale)
+
+
+def test_views_of_any_strides_and_alignment_equal_their_copies(run):
+    rng = np.random.default_rng(3)
+    for dtype in INPUT_DTYPES:
+        base = aligned_copy(random_bits(rng, 40, 130, dtype), 8)
+        wide = aligned_copy(random_bits(rng, 40, 256, dtype))
+        row = np.broadcast_to(wide[3], (5, 256))
+        views = [base[1:, 1:], base[::-1], base[:, ::-1], base[::3, ::2], base.T, wide[:, 16:144], wide[::-2, 8:], row]
+        for view in views:
+            check_quantize(run, view, dtype, LAYOUTS["128x4"], round_up(view.shape[1], 16) + 16)
+
+
+@pytest.mark.parametrize("offset", [1, 3, 4, 7, 8, 15])
+def test_results_at_odd_addresses_are_whole_and_alone(run, monkeypatch, offset):
+    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1)
+    bits = random_bits(np.random.default_rng(4), 33, 64, "float16")
+    for layout in LAYOUTS.values():
+        check_quantize(run, bits, "float16", layout, 80, misalignments=(offset, 15 - offset))
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+def test_dequantize_writes_every_number_and_nothing_else(run, dtype):
+    rng = np.random.default_rng(5)
+    size = 4 if dtype == "float32" else 2
+    for layout in LAYOUTS.values():
+        for m, n, padded_n in [*SHAPES, (5, 4096, 4096), (2, 4100, 4112)]:
+            for misaligned in (0, 1):
+                data = aligned_copy(rng.integers(0, 256, data_shape(m, padded_n), dtype=np.uint8), misaligned)
+                raw = rng.integers(0, 127, layout.shape(m, block_columns(padded_n)), dtype=np.uint8)
+                raw[rng.random(raw.shape) < 0.01] = 0x7F
+                scales = aligned_copy(raw, 3 * misaligned)
+                gs = np.array([0.83], np.float32)
+                y = Poisoned(m * n * size, size * misaligned)
+                launch = choose_dequantize(layout, m, n, padded_n, dtype, data.ctypes.data % 16, y.pointer % 16)
+                pointers = (data.ctypes.data, scales.ctypes.data, gs.ctypes.data, y.pointer)
+                run(launch, dequantize.ARGUMENTS.pack(*pointers, *launch.constants))
+                values = reference.dequantize(data, scales, gs[0], (m, n), layout)
+                wanted = reference.round_to_bits(np.ascontiguousarray(values), dtype)
+                found = y.check().view(wanted.dtype).reshape(m, n)
+                nan = np.isnan(values)
+                assert np.isnan(reference.widen(found, dtype)[nan]).all()
+                assert_bytes(np.where(nan, 0, found), np.where(nan, 0, wanted), f"{layout.name} {(m, n, padded_n)}")
+
+
+@pytest.mark.parametrize("source", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS.values(), ids=LAYOUTS)
+def test_relayout_keeps_scales_and_zeroes_padding(run, source, target):
+    rng = np.random.default_rng(6)
+    for m, n, padded_n in SHAPES:
+        for misaligned in (0, 1):
+            columns = block_columns(padded_n)
+            scales = rng.integers(0, 256, source.shape(m, columns), dtype=np.uint8)  # its padding is not zero
+            to = Poisoned(target.nbytes(m, columns), misaligned)
+            launch = choose_relayout(m, n, padded_n, source, target, to.pointer % 4)
+            run(launch, relayout.ARGUMENTS.pack(scales.ctypes.data, to.pointer, *launch.constants))
+            assert_bytes(to.check(), reference.relayout(scales, (m, n), columns, source, target), str((m, n, padded_n)))
