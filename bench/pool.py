@@ -56,8 +56,8 @@ def allocation_cases(device: Device) -> dict[str, tuple[Callable[[], object], st
         }
     import cupy
 
-    with contextlib.suppress(ImportError):
-        import torch  # noqa: F401  compared where it is there
+    with contextlib.suppress(ImportError):  # torch is compared where it is there
+        import torch
 
     def in_library(library: str) -> Callable[[], object]:
         return lambda: interop.from_device(pool.allocate(nbytes, device, 0, tag), shape, "uint8", library)
