@@ -16,7 +16,7 @@ from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.amax import amax_rows, encode_scale
 from fp4rt.cpu.kernels.quantize import quantize_rows
 from fp4rt.cpu.kernels.relayout import relayout_rows
-from fp4rt.cpu.matmul import matmul
+from fp4rt.cpu.product import matmul
 from fp4rt.cpu.memory import Matrix, Target, flat_bytes, matrix, new_array, offsets, scalar
 from fp4rt.cpu.threads import map_rows, on_thread, thread_count
 from fp4rt.format import BLOCK, CODES_PER_BYTE
