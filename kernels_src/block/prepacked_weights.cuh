@@ -12,7 +12,7 @@
 #include "layout/prepacked.cuh"
 #include "mma/prepacked_fragments.cuh"
 
-template <typename Tile, i32 TYPE, i32 ALIGN, bool STREAM>
+template <typename Tile, i32 TYPE, i32 ALIGN>
 struct PrepackedWeights {
     using Pairs = WeightsFor<TYPE>;
     static constexpr bool NATURAL_ORDER = true;
@@ -29,11 +29,10 @@ struct PrepackedWeights {
 
     const u8* tiles;
     u32 row_tiles, first_tile, columns, first_column;
-    u64 policy;
     u32 codes_at, scales_at;
 
     __device__ __forceinline__ PrepackedWeights(const GemmArguments& args, const Tile& at, i64 first_row, i32 k0)
-        : tiles(args.b), policy(evict_first_policy()) {
+        : tiles(args.b) {
         row_tiles = (u32)((args.n + TILE_ROWS - 1) / TILE_ROWS);
         first_tile = (u32)(first_row / TILE_ROWS) + at.warp_n * Tile::row_tiles;
         columns = (args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS * GROUP_COLUMNS;
@@ -70,9 +69,7 @@ struct PrepackedWeights {
 
     template <bool FULL>
     __device__ __forceinline__ void copy(u32 to, const u8* from, i32 valid) const {
-        if constexpr (FULL && ALIGN == 16 && STREAM) {
-            cp_async_16_policy(to, from, policy);
-        } else if constexpr (FULL && ALIGN == 16) {
+        if constexpr (FULL && ALIGN == 16) {
             cp_async_16(to, from);
         } else {
             copy_16<ALIGN>(to, from, valid);

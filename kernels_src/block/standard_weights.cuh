@@ -15,7 +15,7 @@
 #include "kernels/gemm.cuh"
 #include "mma/nvfp4_pairs.cuh"
 
-template <typename Tile, i32 TYPE, i32 ALIGN, i32 SCALE_ALIGN, bool STREAM>
+template <typename Tile, i32 TYPE, i32 ALIGN, i32 SCALE_ALIGN>
 struct StandardWeights {
     using Pairs = PairsFor<TYPE>;
     static constexpr bool NATURAL_ORDER = false;
@@ -36,7 +36,6 @@ struct StandardWeights {
     i32 first_column;                  // of this lane's k group in that stage
     i32 k_bytes, blocks;
     u64 two_groups, stage_groups;  // distance of column groups that are one piece, one stage apart
-    u64 policy;
     u32 codes_at, scales_to, scales_from;  // offsets in a stage
 
     __device__ __forceinline__ StandardWeights(const GemmArguments& args, const Tile& at, i64 first_row, i32 k0) {
@@ -46,7 +45,6 @@ struct StandardWeights {
         blocks = (args.k + 15) / 16;
         two_groups = scales.group(2);
         stage_groups = scales.group(Tile::block_k / 64);
-        policy = evict_first_policy();
         first_column = k0 + at.warp_k * Tile::pieces * 128;
         const i64 last_row = args.n - 1;
 #pragma unroll
@@ -80,9 +78,7 @@ struct StandardWeights {
                 const i32 half = i * Tile::warps_m + at.warp_m;
                 const u32 to = stage + codes_at + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
                 const u8* from = code_row[i] + piece * 64;
-                if constexpr (FULL && ALIGN == 16 && STREAM) {
-                    cp_async_16_policy(to, from, policy);
-                } else if constexpr (FULL && ALIGN == 16) {
+                if constexpr (FULL && ALIGN == 16) {
                     cp_async_16(to, from);
                 } else {
                     copy_16<ALIGN>(to, from, valid);

@@ -3,7 +3,7 @@
 // On entry: m >= 1; the alignments named by the macros hold. Weights are the tensor cores' 16-row operand, tokens the
 // 8-column one, so one token costs eight columns and not sixteen rows. Codes become fp16 or bf16 in registers, exactly.
 // Reads any scale layout through the arguments; padding is never read. Same inputs, same bits: no atomics, every sum in
-// one fixed order. Rule: fp4rt/format.py, "Dequantize"; PERFORMANCE of each tile: fp4rt/cuda/gemm/tiles.py.
+// one fixed order. Rule: fp4rt/format.py, "Dequantize"; tiles: fp4rt/cuda/gemm/portable.py.
 //
 // A block takes BLOCK_N rows of B and BLOCK_M rows of A and walks k in stages of BLOCK_K, STAGES - 1 of them on their
 // way (cp.async). Its warps split BLOCK_N (WARPS_N), BLOCK_M (WARPS_M) and each stage's columns (WARPS_K, summed at the
@@ -15,7 +15,7 @@
 #include "block/standard_weights.cuh"
 
 // Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_KIND, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_M, WARPS_K,
-// ROW_TILES, TOKEN_TILES, PIECES, STAGES, BLOCKS_PER_SM, STREAM_WEIGHTS.
+// ROW_TILES, TOKEN_TILES, PIECES, STAGES, BLOCKS_PER_SM, SHARED_BYTES.
 
 struct Tile {
     static constexpr i32 warps_n = WARPS_N, warps_m = WARPS_M, warps_k = WARPS_K;
@@ -37,11 +37,11 @@ struct Tile {
 constexpr i32 MMA_TYPE = A_KIND == BFLOAT16 ? BFLOAT16 : FLOAT16;  // what codes become
 template <i32 KIND>
 struct WeightsOfKind {
-    using Type = StandardWeights<Tile, MMA_TYPE, B_ALIGN, B_SCALE_ALIGN, STREAM_WEIGHTS>;
+    using Type = StandardWeights<Tile, MMA_TYPE, B_ALIGN, B_SCALE_ALIGN>;
 };
 template <>
 struct WeightsOfKind<PREPACKED> {
-    using Type = PrepackedWeights<Tile, MMA_TYPE, B_ALIGN, STREAM_WEIGHTS>;
+    using Type = PrepackedWeights<Tile, MMA_TYPE, B_ALIGN>;
 };
 using Weights = WeightsOfKind<B_KIND>::Type;
 using Pairs = Weights::Pairs;

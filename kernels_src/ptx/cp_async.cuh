@@ -5,7 +5,9 @@
 #pragma once
 #include "num/integers.cuh"
 
-// A cache policy for data that is read once: first out of L2, so that it evicts nothing that is used again.
+// A cache policy for data that is read once: first out of L2, so that it evicts nothing that is used again. For bulk
+// copies. With cp.async itself ptxas up to 13.3 can leave the policy's register unset (L2::cache_hint): an illegal
+// instruction at run time, seen on an H200; hence no such function here.
 __device__ __forceinline__ u64 evict_first_policy() {
     u64 policy;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -18,11 +20,6 @@ __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
 
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from, u32 valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
-}
-
-__device__ __forceinline__ void cp_async_16_policy(u32 to, const void* from, u64 policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(policy)
-                 : "memory");
 }
 
 __device__ __forceinline__ void cp_async_8(u32 to, const void* from) {

@@ -47,7 +47,6 @@ class PortableTile:
         pieces: pieces of 128 columns that a warp takes of each stage.
         stages: stages in shared memory, one of them being multiplied.
         blocks_per_sm: what the compiler keeps registers for.
-        stream: whether weights pass L2 as data that is read once.
     """
 
     warps_n: int
@@ -58,7 +57,6 @@ class PortableTile:
     pieces: int
     stages: int
     blocks_per_sm: int
-    stream: bool
 
     @property
     def threads(self) -> int:
@@ -113,7 +111,6 @@ class PortableTile:
             "PIECES": self.pieces,
             "STAGES": self.stages,
             "BLOCKS_PER_SM": self.blocks_per_sm,
-            "STREAM_WEIGHTS": int(self.stream),
             "SHARED_BYTES": shared_bytes,
         }
         return KernelSpec(
