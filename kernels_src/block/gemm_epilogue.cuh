@@ -2,7 +2,7 @@
 //
 // alpha and bias apply in fp32, each rounded on its own: (sum * alpha) + bias.
 #pragma once
-#include "kernels/gemm.cuh"
+#include "block/gemm_arguments.cuh"
 #include "ptx/half_convert.cuh"
 
 // alpha as given, or 1 / (product of the global scales), taken in fp64 so that it cannot overflow on the way.

@@ -11,7 +11,7 @@
 // Elements past k become 0; rows past m are not copied: they make only sums that nobody stores.
 #pragma once
 #include "block/guarded_copy.cuh"
-#include "kernels/gemm.cuh"
+#include "block/gemm_arguments.cuh"
 #include "mma/nvfp4_pairs.cuh"
 
 template <typename Tile, i32 ALIGN, bool NATURAL>

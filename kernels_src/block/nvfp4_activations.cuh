@@ -7,7 +7,7 @@
 #pragma once
 #include "block/guarded_copy.cuh"
 #include "block/scale_rows.cuh"
-#include "kernels/gemm.cuh"
+#include "block/gemm_arguments.cuh"
 #include "mma/nvfp4_pairs.cuh"
 
 template <typename Tile, i32 ALIGN, i32 SCALE_ALIGN>

@@ -9,7 +9,7 @@
 //                                                                 4  5 | 12 13
 //                                                                 6  7 | 14 15
 #pragma once
-#include "kernels/gemm.cuh"
+#include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
 
 struct PrefillTile {

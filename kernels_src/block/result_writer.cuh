@@ -11,17 +11,31 @@ struct ResultWriter {
     u32 m;
     u32 wide;     // 1 where an element is fp32, 0 where it has two bytes
     bool half;    // two bytes: fp16, or bf16
-    float alpha;
-    float product_inverse;  // what makes a sum of decoded products a true one, a power of two
+    float factor;  // alpha, times what makes a sum of decoded products a true one (a power of two: it rounds nothing)
+    float first;   // 1; where the factor would overflow it is alpha alone, and this the power of two
 };
 
 __device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha,
                                                       u32 split) {
     if (args.partial != nullptr) {
-        return {(u8*)(args.partial + split * args.m * args.n), args.n, (u32)args.m, 1, false, 1.0f, product_inverse};
+        return {(u8*)(args.partial + split * args.m * args.n), args.n, (u32)args.m, 1, false, product_inverse, 1.0f};
     }
-    return {(u8*)args.out, args.n,  (u32)args.m, args.out_type == FLOAT32, args.out_type == FLOAT16,
-            alpha,         product_inverse};
+    const bool fits = fabsf(alpha) < 0x1p100f;
+    return {(u8*)args.out,
+            args.n,
+            (u32)args.m,
+            args.out_type == FLOAT32,
+            args.out_type == FLOAT16,
+            fits ? alpha * product_inverse : alpha,
+            fits ? 1.0f : product_inverse};
+}
+
+// To be done once to all sums.
+template <u32 COUNT>
+__device__ __forceinline__ void apply_first(const ResultWriter& writer, float* sums) {
+    if (writer.first == 1.0f) return;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) sums[i] *= writer.first;
 }
 
 // The bias of a row, and -0 where there is none: adding it changes no bit.
@@ -30,7 +44,7 @@ __device__ __forceinline__ float bias_or_nothing(const GemmArguments& args, i64 
 }
 
 __device__ __forceinline__ float finished(const ResultWriter& writer, float sum, float bias) {
-    return sum * writer.product_inverse * writer.alpha + bias;
+    return sum * writer.factor + bias;
 }
 
 __device__ __forceinline__ void write_result(const ResultWriter& writer, u32 token, i64 row, float sum, float bias) {

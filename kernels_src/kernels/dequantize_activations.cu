@@ -7,6 +7,10 @@
 #include "mma/nvfp4_pairs.cuh"
 #include "ptx/global_memory.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "dequantize_activations.cu is built for sm_80 and newer"
+#endif
+
 struct DequantizeActivationsArguments {
     const u8* codes;      // (m, 8 * columns) bytes
     const u8* scales;     // in `layout`

@@ -4,6 +4,10 @@
 // Source of the finish: block/gemm_epilogue.cuh.
 #include "block/gemm_epilogue.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "gemm_finish.cu is built for sm_80 and newer"
+#endif
+
 constexpr u32 THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_finish(const __grid_constant__ GemmArguments args) {

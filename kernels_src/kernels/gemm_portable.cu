@@ -14,6 +14,10 @@
 #include "block/prepacked_weights.cuh"
 #include "block/standard_weights.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "gemm_portable.cu is built for sm_80 and newer"
+#endif
+
 // Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_KIND, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_M, WARPS_K,
 // ROW_TILES, TOKEN_TILES, PIECES, STAGES, BLOCKS_PER_SM, SHARED_BYTES.
 

@@ -1,6 +1,6 @@
 // The arguments of the Hopper kernels: a matrix product with a prepacked weight and activations behind a tensor map.
 #pragma once
-#include "kernels/gemm.cuh"
+#include "block/gemm_arguments.cuh"
 #include "ptx/bulk_copy.cuh"
 
 struct PrepackedGemmArguments {

@@ -7,6 +7,10 @@
 #include "block/scale_rows.cuh"
 #include "num/e4m3.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "gemm_reference.cu is built for sm_80 and newer"
+#endif
+
 // Defined by the launcher: A_KIND.
 
 constexpr u32 THREADS = 256;

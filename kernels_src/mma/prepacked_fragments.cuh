@@ -9,7 +9,7 @@
 // in fp16. Left shifts that lose no bits are multiplications, because those run on another pipe.
 // Source: fp4rt/prepacked.py for the bit positions.
 #pragma once
-#include "kernels/gemm.cuh"
+#include "num/constants.cuh"
 #include "ptx/half_pairs.cuh"
 #include "ptx/logic.cuh"
 #include "ptx/mma_sync.cuh"

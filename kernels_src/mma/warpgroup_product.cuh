@@ -1,6 +1,6 @@
 // The warpgroup-wide product of fp16 or bf16 fragments, and what its asynchrony asks of the code around it.
 #pragma once
-#include "kernels/gemm.cuh"
+#include "num/constants.cuh"
 #include "ptx/wgmma.cuh"
 
 template <int TYPE, int COLUMNS>

@@ -48,7 +48,7 @@ THIRD_PARTY = {
 }
 EVERYWHERE = {"numpy", "ml_dtypes"}
 
-INCLUDE_LEVELS = (("num",), ("layout", "ptx"), ("block", "mma"), ("kernels",))
+INCLUDE_LEVELS = (("num",), ("layout", "ptx"), ("mma",), ("block",), ("kernels",))
 INCLUDE_LEVEL_OF = {room: level for level, rooms in enumerate(INCLUDE_LEVELS) for room in rooms}
 
 

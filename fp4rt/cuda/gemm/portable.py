@@ -10,7 +10,7 @@ from fp4rt.layout import ceil_div
 
 __all__ = ["KINDS", "Alignment", "PortableTile", "alignment_of"]
 
-KINDS = {"float16": 0, "bfloat16": 1, "nvfp4": 3, "prepacked": 4}  # kernels_src/kernels/gemm.cuh
+KINDS = {"float16": 0, "bfloat16": 1, "nvfp4": 3, "prepacked": 4}  # kernels_src/block/gemm_arguments.cuh
 
 _PIECE_COLUMNS = 128
 _ROWS, _TOKENS = 16, 8  # of one tensor-core operand
