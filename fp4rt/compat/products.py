@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 
 from fp4rt.format import BLOCK, CODES_PER_BYTE
@@ -27,21 +25,22 @@ def multiply(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     """alpha * a @ b.T of codes (m, k / 2) and (n, k / 2) with their scales, b's in 128x4."""
-    unit = one(a.device)
+    if alpha is None:
+        alpha = one(a.device)
     columns = a.shape[1] * CODES_PER_BYTE
     b_layout = LAYOUTS["128x4"]
     product: torch.Tensor = ops.matmul(
         a.view(torch.uint8),
         _scale_bytes("a_descale", a_scales, a_layout, a.shape[0], columns),
-        unit,
+        alpha,  # in the place of global scales, which alpha makes irrelevant
         a_layout.name,
         b.view(torch.uint8),
         _scale_bytes("b_descale", b_scales, b_layout, b.shape[0], columns),
-        unit,
+        alpha,
         b_layout.name,
         columns,
         out_dtype,
-        unit if alpha is None else alpha,
+        alpha,
         None,
     )
     return product if out is None else out.copy_(product)
@@ -113,7 +112,6 @@ def check_mm(
         raise NotImplementedError("mm_fp4: MXFP4 is not implemented; use NVFP4 (use_nvfp4=True, block_size=16)")
 
 
-@lru_cache(maxsize=16)
 def one(device: torch.device) -> torch.Tensor:
-    """fp32 (1,) holding 1: global scale of operands whose scale is in alpha. Never written."""
+    """fp32 (1,) holding 1. Made anew: one made inside a graph's capture holds nothing outside of it."""
     return torch.ones(1, dtype=torch.float32, device=device)

@@ -1,0 +1,154 @@
+"""``fp4rt.jax``: eager, under jit, through vmap and as pytrees, always the functions' bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+jnp = jax.numpy
+
+import fp4rt  # noqa: E402
+import fp4rt.jax as fj  # noqa: E402
+from fp4rt.errors import DtypeError, LayoutError, ShapeError  # noqa: E402
+
+LAYOUTS = ["linear", "128x4", "8x4"]
+
+
+@pytest.fixture
+def place(device: str) -> Any:
+    """Puts an array on the device under test."""
+    kind = "gpu" if device == "cuda" else "cpu"
+    try:
+        target = jax.devices(kind)[0]
+    except RuntimeError as error:
+        pytest.skip(f"needs a JAX with a {kind} backend: {error}")
+    return lambda array: jax.device_put(array, target)
+
+
+def matrix(m: int, n: int, dtype: Any = "float16", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((m, n)).astype(jnp.dtype(dtype))
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def same_tensor(q: Any, other: Any) -> bool:
+    parts = all(same_bits(getattr(q, name), getattr(other, name)) for name in ("data", "scales", "global_scale"))
+    return parts and (q.shape, q.layout, q.padded_n) == (other.shape, other.layout, other.padded_n)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("n", "padded_n"), [(64, None), (50, 64)])
+def test_quantize_is_the_functions_result_eager_and_under_jit(
+    place: Any, layout: str, dtype: str, n: int, padded_n: int | None
+) -> None:
+    x = matrix(5, n, dtype)
+    expected = fp4rt.quantize(x, layout=layout, padded_n=padded_n)
+
+    def quantize(x: Any) -> Any:
+        return fj.quantize(x, layout=layout, padded_n=padded_n)
+
+    assert same_tensor(quantize(place(x)), expected)
+    assert same_tensor(jax.jit(quantize)(place(x)), expected)
+
+
+@pytest.mark.parametrize("scale", [3.5, np.float32(3.5), np.array([3.5], np.float32)])
+def test_a_global_scale_can_be_a_number_or_an_array(place: Any, scale: Any) -> None:
+    x = matrix(5, 64)
+    expected = fp4rt.quantize(x, 3.5)
+    given = jnp.asarray(scale) if isinstance(scale, np.ndarray) else scale
+    assert same_tensor(jax.jit(lambda x: fj.quantize(x, given))(place(x)), expected)
+
+
+def test_eager_functions_of_the_package_take_jax_arrays(place: Any, device: str) -> None:
+    x = matrix(5, 64, "bfloat16")
+    q = fp4rt.quantize(place(x))
+    assert isinstance(q.data, jax.Array)
+    assert {d.platform for d in q.data.devices()} == {"gpu" if device == "cuda" else "cpu"}
+    assert same_tensor(q, fp4rt.quantize(x))
+    assert same_bits(q.dequantize("bfloat16"), fp4rt.quantize(x).dequantize("bfloat16"))
+
+
+def test_a_jitted_program_equals_eager(place: Any) -> None:
+    w = fj.quantize(place(matrix(24, 64, seed=1)))
+    bias = place(matrix(1, 24, seed=2)[0])
+
+    def step(x: Any, w: Any) -> Any:
+        q = fj.relayout(fj.quantize(x * 2), "8x4")
+        d = fj.dequantize(q, jnp.float16)
+        return fj.matmul(q, w, bias=bias), fj.matmul(d, w, out_dtype=jnp.float32, alpha=0.5), fj.global_scale(d)
+
+    x = place(matrix(5, 64))
+    for compiled, eager in zip(jax.jit(step)(x, w), step(x, w), strict=True):
+        assert same_bits(compiled, eager)
+    q = fp4rt.quantize(np.asarray(x) * 2)
+    assert same_bits(step(x, w)[0], fp4rt.matmul(q, fp4rt.quantize(matrix(24, 64, seed=1)), bias=np.asarray(bias)))
+
+
+@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_relayout_keeps_every_byte(place: Any, layout: str, to: str) -> None:
+    x = matrix(150, 50)
+    q = fj.quantize(place(x), layout=layout, padded_n=80)
+    assert same_tensor(jax.jit(lambda q: fj.relayout(q, to))(q), fp4rt.quantize(x, layout=to, padded_n=80))
+
+
+def test_a_prepacked_weight_goes_into_jit(place: Any) -> None:
+    x, w = place(matrix(5, 272)), fp4rt.quantize(place(matrix(24, 272, seed=1)))
+    prepacked = fj.prepack(w)
+    assert same_bits(jax.jit(fj.matmul)(x, prepacked), fp4rt.matmul(x, prepacked))
+
+
+def test_quantized_tensors_are_pytrees(place: Any) -> None:
+    q = fj.quantize(place(matrix(5, 64)), padded_n=96, layout="8x4")
+    leaves, tree = jax.tree_util.tree_flatten(q)
+    assert [leaf.shape for leaf in leaves] == [(5, 48), (8, 8), (1,)]
+    assert same_tensor(jax.tree_util.tree_unflatten(tree, leaves), q)
+    assert same_tensor(jax.jit(lambda q: q)(q), q)
+
+
+def test_vmap_runs_matrix_by_matrix(place: Any) -> None:
+    x = place(np.stack([matrix(5, 64, seed=s) for s in range(3)]))
+    batched = jax.vmap(lambda x: fj.dequantize(fj.quantize(x)))(x)
+    for index in range(3):
+        assert same_bits(batched[index], fp4rt.quantize(np.asarray(x[index])).dequantize())
+
+
+def test_an_empty_batch_has_empty_results(place: Any) -> None:
+    q = jax.jit(fj.quantize)(place(matrix(0, 64)))
+    assert (q.data.shape, q.scales.shape, float(q.global_scale[0])) == ((0, 32), (0, 4), 1.0)
+
+
+def test_errors_come_while_tracing() -> None:
+    with pytest.raises(ShapeError, match="padded_n=64"):
+        jax.jit(fj.quantize)(jnp.ones((3, 50)))
+    with pytest.raises(DtypeError, match="float16, bfloat16, float32, got int32"):
+        jax.jit(fj.quantize)(jnp.ones((3, 64), jnp.int32))
+    with pytest.raises(LayoutError, match="unknown scale layout"):
+        fj.quantize(jnp.ones((3, 64)), layout="4x4")
+    q = fj.quantize(jnp.ones((3, 64)))
+    with pytest.raises(ShapeError, match="k = 32 and k = 64"):
+        fj.matmul(jnp.ones((3, 32), jnp.float16), q)
+    with pytest.raises(ShapeError, match=r"bias of shape \(3,\)"):
+        fj.matmul(q, q, bias=jnp.ones(4))
+    with pytest.raises(DtypeError, match="got int8"):
+        fj.dequantize(q, jnp.int8)
+    with pytest.raises(DtypeError, match=r"fp4rt\.jax"):
+        jax.jit(lambda x: fp4rt.quantize(x))(jnp.ones((3, 64)))
+
+
+def test_an_error_inside_the_program_reaches_the_caller() -> None:
+    from fp4rt.jax import ffi
+
+    def fail(call: Any) -> None:
+        raise ShapeError("no such luck")
+
+    ffi.register("test_failure", fail)
+    with pytest.raises(Exception, match="ShapeError: no such luck"):
+        ffi.call("test_failure", jax.ShapeDtypeStruct((1,), jnp.float32), jnp.ones(3)).block_until_ready()

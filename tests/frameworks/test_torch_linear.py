@@ -1,0 +1,256 @@
+"""``NVFP4Linear`` and ``quantize_model``: values, state dict, moves, compilation."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp4rt  # noqa: E402
+from fp4rt.errors import DtypeError, ShapeError  # noqa: E402
+from fp4rt.torch import NVFP4Linear, quantize_model  # noqa: E402
+
+nn = torch.nn
+
+
+def linear(in_features: int, out_features: int, device: str = "cpu", dtype: Any = torch.float16, **kwargs: Any) -> Any:
+    torch.manual_seed(3)
+    return nn.Linear(in_features, out_features, dtype=dtype, device=device, **kwargs)
+
+
+def batch(*shape: int, device: str = "cpu", dtype: Any = torch.float16) -> Any:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5)).to(dtype).to(device)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    return a.dtype == b.dtype and torch.equal(a.cpu().view(torch.uint8), b.cpu().view(torch.uint8))
+
+
+def operand(layer: Any) -> Any:
+    """The weight in the form that the layer multiplies with: on a CUDA device that is the repacked one."""
+    return fp4rt.prepack(layer.weight()) if layer.prepacked else layer.weight()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("in_features", [64, 40])
+def test_w4a16_is_a_product_with_the_dequantized_weight(device: str, in_features: int, bias: bool) -> None:
+    source = linear(in_features, 48, device, bias=bias)
+    layer = NVFP4Linear.from_linear(source)
+    x = batch(3, 5, in_features, device=device)
+    y = layer(x)
+    weight = layer.weight()
+    rows = x.reshape(15, -1)
+    expected = fp4rt.matmul(rows, operand(layer), out_dtype="float16", bias=source.bias).reshape(3, 5, 48)
+    assert torch.equal(y, expected)
+    exact = x.double() @ weight.dequantize().double().t() + (source.bias.double() if bias else 0)
+    # One rounding to fp16 (2^-11), and fp32 additions of k products: k * 2^-24 of their magnitudes' sum.
+    magnitudes = x.double().abs() @ weight.dequantize().double().abs().t() + 1
+    bound = exact.abs() * 2.0**-11 + in_features * 2.0**-24 * magnitudes + 2.0**-24
+    assert ((y.double() - exact).abs() <= bound).all()
+    assert not y.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_w4a4_quantizes_its_input(device: str, dtype: Any) -> None:
+    layer = NVFP4Linear.from_linear(linear(40, 48, device, dtype), mode="w4a4")
+    x = batch(7, 40, device=device, dtype=dtype)
+    y = layer(x)
+    a = fp4rt.quantize(x, padded_n=48)
+    assert torch.equal(y, fp4rt.matmul(a, operand(layer), out_dtype=dtype, bias=layer.bias))
+
+
+def test_w4a4_takes_a_calibrated_input_scale(device: str) -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48, device), mode="w4a4", input_global_scale=100.0)
+    x = batch(7, 64, device=device)
+    assert layer.input_global_scale.item() == 100.0
+    y = layer(x)
+    a = fp4rt.quantize(x, 100.0)
+    assert torch.equal(y, fp4rt.matmul(a, operand(layer), out_dtype="float16", bias=layer.bias))
+    assert "input_global_scale" in layer.state_dict()
+
+
+def test_prepacking_changes_neither_a_result_nor_a_byte_of_the_state(device: str) -> None:
+    layer = NVFP4Linear.from_linear(linear(272, 40, device))
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = batch(9, 272, device=device)
+    weight = layer.weight()
+    layer.prepack()
+    assert layer.prepacked
+    assert layer.weight_packed.numel() == 0  # held once
+    assert torch.equal(layer(x), fp4rt.matmul(x, fp4rt.prepack(weight), out_dtype="float16", bias=layer.bias))
+    after = layer.state_dict()
+    assert list(after) == list(before)
+    assert all(same_bits(after[name], before[name]) for name in before)
+    layer.unpack()
+    assert not layer.prepacked
+    assert same_bits(layer.weight_packed, before["weight_packed"])
+
+
+def test_the_state_dict_has_the_names_and_dtypes_of_compressed_tensors() -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48), mode="w4a4", input_global_scale=2.0)
+    state = {name: (value.dtype, tuple(value.shape)) for name, value in layer.state_dict().items()}
+    assert state == {
+        "bias": (torch.float16, (48,)),
+        "weight_packed": (torch.uint8, (48, 32)),
+        "weight_scale": (torch.uint8, (48, 4)),
+        "weight_global_scale": (torch.float32, (1,)),
+        "input_global_scale": (torch.float32, (1,)),
+    }
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_a_state_dict_goes_through_a_file_and_back(device: str, prepacked: bool) -> None:
+    source = NVFP4Linear.from_linear(linear(40, 48, device))
+    x = batch(4, 40, device=device)
+    expected = source(x)
+    if prepacked:
+        source.prepack()
+    file = io.BytesIO()
+    torch.save(source.state_dict(), file)
+    file.seek(0)
+    target = NVFP4Linear(40, 48, dtype=torch.float16, device=device)
+    if prepacked:
+        target.prepack()  # holds another weight in packed form, which loading must drop
+    target.load_state_dict(torch.load(file, weights_only=True))
+    assert torch.equal(target(x), expected)
+    assert all(same_bits(target.state_dict()[name], value) for name, value in source.state_dict().items())
+
+
+def test_float8_scales_are_loaded_by_their_bytes() -> None:
+    """compressed-tensors stores them as float8_e4m3fn; copying into uint8 would convert 1.0 to byte 1."""
+    source = NVFP4Linear.from_linear(linear(64, 48))
+    state = source.state_dict()
+    state["weight_scale"] = state["weight_scale"].view(torch.float8_e4m3fn)
+    target = NVFP4Linear(64, 48, dtype=torch.float16)
+    target.load_state_dict(state)
+    assert torch.equal(target.weight_scale, source.weight_scale)
+
+
+def test_a_state_dict_with_a_missing_scale_is_refused() -> None:
+    state = NVFP4Linear.from_linear(linear(64, 48)).state_dict()
+    del state["weight_global_scale"]
+    with pytest.raises(RuntimeError, match="weight_global_scale"):
+        NVFP4Linear(64, 48, dtype=torch.float16).load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_dtype_changes_the_bias_alone(dtype: Any) -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48), mode="w4a4", input_global_scale=1234.567)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    layer.to(dtype)
+    assert layer.bias.dtype == dtype
+    for name, value in before.items():
+        if name != "bias":
+            assert same_bits(layer.state_dict()[name], value), name
+
+
+def test_a_layer_survives_copy_pickle_and_repr(device: str) -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48, device)).eval()
+    x = batch(4, 64, device=device)
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert "in_features=64, out_features=48, bias=True, mode='w4a16'" in repr(layer)
+    assert not layer.training
+
+
+def test_wrong_inputs_and_weights_are_named() -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48))
+    with pytest.raises(ShapeError, match=r"x with 64 columns, got x\.shape = \(3, 32\)"):
+        layer(batch(3, 32))
+    with pytest.raises(DtypeError, match="float16, bfloat16"):
+        layer(batch(3, 64, dtype=torch.float32))
+    with pytest.raises(ShapeError, match=r"weight of shape \(48, 64\)"):
+        layer.set_weight(fp4rt.quantize(batch(48, 32)))
+    with pytest.raises(ValueError, match="'w4a16', 'w4a4', got 'w8a8'"):
+        NVFP4Linear(64, 48, mode="w8a8")
+    with pytest.raises(ValueError, match="only with mode='w4a4'"):
+        NVFP4Linear(64, 48, input_global_scale=True)
+
+
+def test_a_checkpoints_weight_in_any_layout_can_be_set(device: str) -> None:
+    source = linear(64, 48, device)
+    layer = NVFP4Linear.from_linear(source)
+    other = NVFP4Linear.from_linear(source, weight=fp4rt.quantize(source.weight.detach(), layout="128x4"))
+    assert all(same_bits(other.state_dict()[name], value) for name, value in layer.state_dict().items())
+
+
+# ---- models
+
+
+class Mlp(nn.Module):
+    """Two linear layers and a head, as a block of a transformer has them."""
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width, bias=False)
+        self.head = nn.Linear(width, 8)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x + self.down(nn.functional.gelu(self.up(x))))
+
+
+def mlp(device: str = "cpu", dtype: Any = torch.float16) -> Any:
+    torch.manual_seed(7)
+    return Mlp().to(device, dtype).eval()
+
+
+def test_linears_are_replaced_in_place_by_name(device: str) -> None:
+    model = mlp(device)
+    assert quantize_model(model, exclude="head") == ["up", "down"]
+    assert isinstance(model.up, NVFP4Linear)
+    assert type(model.head) is nn.Linear
+    assert model.down.bias is None
+    x = batch(4, 64, device=device)
+    with torch.no_grad():
+        y = model(x)
+    expected = model.head(x + model.down(nn.functional.gelu(model.up(x))))
+    assert torch.equal(y, expected)
+
+
+def test_patterns_functions_and_shared_layers_select() -> None:
+    model = mlp()
+    assert quantize_model(model, include=["u*", "down"], exclude=lambda name, layer: layer.bias is None) == ["up"]
+    shared = nn.Sequential(linear(64, 64), nn.Sequential())
+    shared[1].append(shared[0])
+    assert quantize_model(shared, mode="w4a4", input_global_scales={"0": 3.0}) == ["0", "1.0"]
+    assert shared[0] is shared[1][0]
+    assert shared[0].input_global_scale.item() == 3.0
+
+
+def test_a_selection_that_means_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"include pattern 'mlp\.\*' matches no linear layer"):
+        quantize_model(mlp(), include="mlp.*")
+    with pytest.raises(ValueError, match="lone nn"):
+        quantize_model(linear(64, 64))
+    with pytest.raises(ValueError, match=r"\['gate'\]"):
+        quantize_model(mlp(), mode="w4a4", input_global_scales={"gate": 1.0})
+    with pytest.raises(ValueError, match="got 'int4'"):
+        quantize_model(mlp(), mode="int4")
+
+
+@pytest.mark.parametrize("mode", ["w4a16", "w4a4"])
+def test_a_compiled_mlp_equals_eager(device: str, mode: str) -> None:
+    model = mlp(device)
+    quantize_model(model, mode=mode)
+    for module in model.modules():
+        if isinstance(module, NVFP4Linear) and device == "cuda":
+            module.prepack()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        for m in (1, 5):
+            x = batch(m, 64, device=device)
+            assert torch.equal(compiled(x), model(x))
+
+
+def test_the_default_compiler_takes_a_full_graph_too(device: str) -> None:
+    layer = NVFP4Linear.from_linear(linear(64, 48, device)).eval()
+    if device == "cuda":
+        layer.prepack()
+    compiled = torch.compile(layer, fullgraph=True)
+    x = batch(4, 64, device=device)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), layer(x))

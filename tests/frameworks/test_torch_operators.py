@@ -1,0 +1,103 @@
+"""``torch.ops.fp4rt`` and ``fp4rt.torch``: equal to the functions, shaped by their fakes, usable in a full graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp4rt  # noqa: E402
+import fp4rt.torch as ft  # noqa: E402
+from fp4rt.errors import DtypeError, LayoutError, ShapeError  # noqa: E402
+
+LAYOUTS = ["linear", "128x4", "8x4"]
+
+
+def matrix(m: int, n: int, device: str, dtype: Any = torch.float16, seed: int = 0) -> Any:
+    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed)).to(dtype).to(device)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("n", "padded_n"), [(64, None), (48, 64), (50, 64)])
+def test_quantize_is_the_functions_result_in_torchs_memory(
+    device: str, layout: str, n: int, padded_n: int | None
+) -> None:
+    x = matrix(5, n, device)
+    data, scales, scale = ft.quantize(x, layout=layout, padded_n=padded_n)
+    expected = fp4rt.quantize(x, layout=layout, padded_n=padded_n)
+    assert torch.equal(data, expected.data)
+    assert torch.equal(scales, expected.scales)
+    assert torch.equal(scale, expected.global_scale)
+    assert {part.device.type for part in (data, scales, scale)} == {device}
+
+
+def test_every_operator_agrees_with_its_function(device: str) -> None:
+    x, w, bias = matrix(5, 48, device), matrix(24, 48, device, seed=1), matrix(1, 24, device, seed=2)[0]
+    a, b = ft.quantize(x, padded_n=64), ft.quantize(w, padded_n=64, layout="8x4")
+    qa = fp4rt.QuantizedTensor(*a, (5, 48), "128x4", 64)
+    qb = fp4rt.QuantizedTensor(*b, (24, 48), "8x4", 64)
+    assert torch.equal(ft.global_scale(x), fp4rt.global_scale(x))
+    assert torch.equal(ft.dequantize(*a, n=48, dtype=torch.bfloat16), qa.dequantize("bfloat16"))
+    assert torch.equal(ft.relayout(*a[:2], "linear", n=48), qa.relayout("linear").scales)
+    assert torch.equal(ft.relayout(*a[:2], "128x4", n=48), qa.scales)
+    product = ft.matmul(a, b, k=48, layouts=("128x4", "8x4"), out_dtype=torch.float32, bias=bias)
+    assert torch.equal(product, fp4rt.matmul(qa, qb, out_dtype="float32", bias=bias))
+
+
+def test_errors_are_those_of_the_functions(device: str) -> None:
+    with pytest.raises(ShapeError, match="padded_n=64"):
+        ft.quantize(matrix(3, 50, device))
+    with pytest.raises(LayoutError, match="unknown scale layout"):
+        ft.quantize(matrix(3, 64, device), layout="4x4")
+    with pytest.raises(DtypeError, match="float16, bfloat16, float32"):
+        ft.quantize(torch.zeros(3, 64, dtype=torch.int32, device=device))
+    data, scales, scale = ft.quantize(matrix(3, 64, device))
+    with pytest.raises(ShapeError, match="scales of shape"):
+        ft.dequantize(data, scales, scale, layout="linear")
+
+
+def test_a_backward_pass_through_an_operator_says_that_there_is_none(device: str) -> None:
+    x = torch.nn.Linear(64, 64).to(device)(matrix(3, 64, device, torch.float32))
+    data, scales, scale = ft.quantize(x)
+    with pytest.raises(NotImplementedError, match="fp4rt::quantize has no gradient"):
+        scale.sum().backward()
+    assert not data.requires_grad
+    assert not scales.requires_grad
+
+
+@pytest.mark.parametrize("name", ["quantize", "dequantize", "relayout", "global_scale", "matmul", "linear"])
+def test_torchs_own_operator_check_passes(device: str, name: str) -> None:
+    x, w = matrix(5, 48, device), matrix(32, 48, device, seed=1)
+    a, b = ft.quantize(x), ft.quantize(w, layout="linear")
+    arguments: dict[str, tuple[Any, ...]] = {
+        "quantize": (x, None, "8x4", 64),
+        "dequantize": (*a, 48, "128x4", torch.bfloat16),
+        "relayout": (*a[:2], 48, "128x4", "linear"),
+        "global_scale": (x,),
+        "matmul": (*a, "128x4", *b, "linear", 48, torch.float32, None, None),
+        "linear": (x, *b, "linear", None, True, None),
+    }
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(getattr(torch.ops.fp4rt, name), arguments[name], test_utils=checks)
+
+
+def test_a_full_graph_equals_eager_for_other_batch_sizes_too(device: str) -> None:
+    weight = ft.quantize(matrix(32, 64, device, seed=1))
+
+    def step(x: Any) -> Any:
+        a = ft.quantize(x * 2.0)
+        return ft.matmul(a, weight, out_dtype=torch.float32) + ft.dequantize(*a).sum(1, keepdim=True)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    for m in (3, 7, 130):
+        x = matrix(m, 64, device, seed=m)
+        assert torch.equal(compiled(x), step(x))
+
+
+def test_an_empty_batch_has_empty_results(device: str) -> None:
+    weight = ft.quantize(matrix(32, 64, device))
+    a = ft.quantize(matrix(0, 64, device))
+    assert [tuple(part.shape) for part in a] == [(0, 32), (0, 4), (1,)]
+    assert ft.matmul(a, weight).shape == (0, 32)
