@@ -84,7 +84,7 @@ class _CurrentDevice:
 class Kernel:
     """One entry of one module on one device. Thread-safe: nothing in it changes after construction."""
 
-    __slots__ = ("_entered", "_function", "_get_device", "_launch", "_module", "device", "name", "shared_bytes")
+    __slots__ = ("_entered", "_get_device", "_launch", "_module", "device", "function", "name", "shared_bytes")
 
     def __init__(self, image: bytes, entry: str, name: str, device: int, shared_bytes: int) -> None:
         driver, runtime, module_type = _cuda()
@@ -95,9 +95,9 @@ class Kernel:
             try:
                 self._module = module_type()
                 self._module.load(image)
-                self._function = self._module.get_function(entry).ptr
+                self.function = self._module.get_function(entry).ptr
                 if shared_bytes:
-                    driver.funcSetAttribute(self._function, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
+                    driver.funcSetAttribute(self.function, _MAX_DYNAMIC_SHARED_BYTES, shared_bytes)
             except Exception as error:
                 raise CompileError(
                     f"{name} does not load on cuda:{device} ({device_target(device).name}): {error}"
@@ -125,7 +125,7 @@ class Kernel:
 
     def _call(self, grid: Extent, block: Extent, params: Any, stream: int) -> None:
         try:
-            self._launch(self._function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
+            self._launch(self.function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
         except Exception as error:
             raise BackendUnavailable(
                 f"launch of {self.name} on cuda:{self.device} failed: {error} "

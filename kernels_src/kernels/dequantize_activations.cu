@@ -5,6 +5,7 @@
 // Reads any scale layout; values past k come from the partial block's padding and are not for reading.
 #include "block/scale_rows.cuh"
 #include "mma/nvfp4_pairs.cuh"
+#include "ptx/blocks.cuh"
 #include "ptx/global_memory.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -32,6 +33,7 @@ __device__ __forceinline__ u32 load_word(const u8* from) {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     dequantize_activations(const __grid_constant__ DequantizeActivationsArguments args) {
+    start_dependents();
     const u32 spans = (args.blocks + THREADS - 1) / THREADS;  // blocks of threads a row
     const i64 row = blockIdx.x / spans;
     const u32 column = blockIdx.x % spans * THREADS + threadIdx.x;

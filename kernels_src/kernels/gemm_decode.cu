@@ -21,6 +21,10 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/shared_memory.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "gemm_decode.cu is built for sm_90 and newer"
+#endif
+
 using Weights = WeightsFor<A_TYPE>;
 
 constexpr u32 CONSUMER_WARPS = ROW_WARPS * K_WARPS;
@@ -31,7 +35,7 @@ constexpr u32 GROUP_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 TOKEN_TILE_BYTES = 8 * CHUNK_COLUMNS * 2;
 constexpr u32 CHUNK_TOKEN_BYTES = TOKEN_TILES * TOKEN_TILE_BYTES;
 constexpr u32 REDUCED_SUMS = TOKEN_TILES * WARP_TILES;  // 16 x 8 tiles of sums a warp
-constexpr u32 REDUCTION_BARRIER = 1;
+constexpr u32 START_BARRIER = 1, REDUCTION_BARRIER = 2;
 
 extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)
 gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
@@ -44,41 +48,52 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 units = (groups + STAGE_GROUPS - 1) / STAGE_GROUPS;
     const u32 items = prepacked_work_items<ROW_TILES>(row_tiles, args.gemm.splits);
 
-    if (threadIdx.x == 0) {
-        for (u32 i = 0; i < STAGES; ++i) {
-            mbarrier_init(full + i * MBARRIER_BYTES, 1);
-            mbarrier_init(empty + i * MBARRIER_BYTES, CONSUMER_WARPS);
-        }
-        mbarrier_fence_init();
-    }
-    __syncthreads();
-    start_dependents();
-
     if (warp >= CONSUMER_WARPS) {
         if constexpr (CONSUMER_REGISTERS != 0) lower_registers<PRODUCER_REGISTERS>();
         if (warp > CONSUMER_WARPS) return;
+        if (lane == 0) {
+            tensor_map_prefetch(&args.activations);
+            for (u32 i = 0; i < STAGES; ++i) {
+                mbarrier_init(full + i * MBARRIER_BYTES, 1);
+                mbarrier_init(empty + i * MBARRIER_BYTES, CONSUMER_WARPS);
+            }
+            mbarrier_fence_init();
+        }
+        __syncwarp();
+        named_barrier_arrive(START_BARRIER, 32 * (CONSUMER_WARPS + 1));
+        start_dependents();
+
         const u64 read_once = evict_first_policy();
-        u32 stage = 0, parity = 1;
+        const auto load_weights = [&](const PrepackedWork& work, u32 unit, u32 stage) {
+            const u32 barrier = full + stage * MBARRIER_BYTES;
+            if (lane == 0) {
+                mbarrier_arrive_expect(barrier, STAGE_GROUPS * work.tiles * TILE_BYTES + STAGE_CHUNKS * CHUNK_TOKEN_BYTES);
+            }
+            __syncwarp();
+            if (lane < STAGE_GROUPS) {
+                const u32 group = min(unit * STAGE_GROUPS + lane, groups - 1);
+                bulk_load_policy(base + stage * STAGE_BYTES + lane * GROUP_BYTES,
+                                 args.gemm.b + prepacked_tile_offset(group, work.first_tile, row_tiles),
+                                 work.tiles * TILE_BYTES, barrier, read_once);
+            }
+        };
+        // The first stages' weights leave before anything is waited for: what the activations may still depend on.
+        const PrepackedWork first = prepacked_work<ROW_TILES>(blockIdx.x, row_tiles, units, args.gemm.splits);
+        const u32 early = min(STAGES, first.last_unit - first.first_unit);
+        for (u32 i = 0; i < early; ++i) load_weights(first, first.first_unit + i, i);
         wait_for_prerequisites();
+
+        u32 stage = 0, parity = 1, unit_count = 0;
         for (u32 item = blockIdx.x; item < items; item += gridDim.x) {
             const PrepackedWork work = prepacked_work<ROW_TILES>(item, row_tiles, units, args.gemm.splits);
-            for (u32 unit = work.first_unit; unit < work.last_unit; ++unit) {
-                const u32 to = base + stage * STAGE_BYTES, barrier = full + stage * MBARRIER_BYTES;
-                mbarrier_wait(empty + stage * MBARRIER_BYTES, parity);
-                if (lane == 0) {
-                    mbarrier_arrive_expect(barrier, STAGE_GROUPS * work.tiles * TILE_BYTES + STAGE_CHUNKS * CHUNK_TOKEN_BYTES);
+            for (u32 unit = work.first_unit; unit < work.last_unit; ++unit, ++unit_count) {
+                if (unit_count >= early) {
+                    mbarrier_wait(empty + stage * MBARRIER_BYTES, parity);
+                    load_weights(work, unit, stage);
                 }
-                __syncwarp();
-                if (lane < STAGE_GROUPS) {
-                    const u32 group = min(unit * STAGE_GROUPS + lane, groups - 1);
-                    bulk_load_policy(to + lane * GROUP_BYTES,
-                                     args.gemm.b + prepacked_tile_offset(group, work.first_tile, row_tiles),
-                                     work.tiles * TILE_BYTES, barrier, read_once);
-                }
-                if (lane >= 32 - STAGE_CHUNKS) {
-                    const u32 chunk = lane - (32 - STAGE_CHUNKS);
-                    tensor_load(to + ACTIVATIONS_AT + chunk * CHUNK_TOKEN_BYTES, &args.activations,
-                                (unit * STAGE_CHUNKS + chunk) * CHUNK_COLUMNS, 0, barrier);
+                if (lane < STAGE_CHUNKS) {
+                    tensor_load(base + stage * STAGE_BYTES + ACTIVATIONS_AT + lane * CHUNK_TOKEN_BYTES, &args.activations,
+                                (unit * STAGE_CHUNKS + lane) * CHUNK_COLUMNS, 0, full + stage * MBARRIER_BYTES);
                 }
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
@@ -86,6 +101,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
         return;
     }
 
+    named_barrier_sync(START_BARRIER, 32 * (CONSUMER_WARPS + 1));
     if constexpr (CONSUMER_REGISTERS != 0) raise_registers<CONSUMER_REGISTERS>();
     const u32 g = lane / 4, t = lane % 4;
     const u32 row_warp = warp % ROW_WARPS, k_warp = warp / ROW_WARPS;
@@ -186,6 +202,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
             if (own_tile + r >= work.tiles) break;
             const u32 row = (work.first_tile + own_tile + r) * TILE_ROWS + g;
             const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
+            apply_first<4 * TOKEN_TILES>(writer, sums[r][0]);
 #pragma unroll
             for (u32 q = 0; q < TOKEN_TILES; ++q) {
                 const u32 token = 8 * q + 2 * t;

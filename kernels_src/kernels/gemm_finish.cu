@@ -1,20 +1,42 @@
 // The second half of a product whose k was split among blocks: adds the parts in their order, then alpha, bias, rounding.
 //
-// On entry: partial (splits, m, n) fp32 holds true sums of parts of k. One thread an element.
+// On entry: partial (splits, m, n) fp32 holds true sums of parts of k. A block of threads is BLOCK_COLUMNS columns of
+// one token, ceil(n / BLOCK_COLUMNS) * m of them. May be launched as a dependent of the first half.
 // Source of the finish: block/gemm_epilogue.cuh.
 #include "block/gemm_epilogue.cuh"
+#include "ptx/blocks.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "gemm_finish.cu is built for sm_80 and newer"
 #endif
 
 constexpr u32 THREADS = 256;
+constexpr u32 COLUMNS = 4;  // of a thread, THREADS apart, so that a warp reads and writes neighbours
+constexpr u32 BLOCK_COLUMNS = THREADS * COLUMNS;
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_finish(const __grid_constant__ GemmArguments args) {
-    const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x, elements = (u64)args.m * args.n;
-    if (element >= elements) return;
-    const float* part = args.partial + element;
-    float sum = *part;
-    for (i32 split = 1; split < args.splits; ++split) sum = sum + part[split * elements];
-    store_result(args, element / (u64)args.n, element % (u64)args.n, sum, gemm_alpha(args));
+    __shared__ float shared_alpha;
+    if (threadIdx.x == 0) shared_alpha = gemm_alpha(args);
+    __syncthreads();
+    const float alpha = shared_alpha;
+
+    const u32 blocks_a_row = (u32)((args.n + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS);
+    const i64 token = blockIdx.x / blocks_a_row, elements = args.m * args.n;
+    const i64 first = (i64)(blockIdx.x % blocks_a_row) * BLOCK_COLUMNS + threadIdx.x;
+    wait_for_prerequisites();
+
+    float sums[COLUMNS];
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; ++i) {
+        const i64 column = first + i * THREADS;
+        if (column >= args.n) continue;
+        const float* part = args.partial + token * args.n + column;
+        sums[i] = *part;
+        for (i32 split = 1; split < args.splits; ++split) sums[i] = sums[i] + part[split * elements];
+    }
+#pragma unroll
+    for (u32 i = 0; i < COLUMNS; ++i) {
+        const i64 column = first + i * THREADS;
+        if (column < args.n) store_result(args, token, column, sums[i], alpha);
+    }
 }

@@ -23,18 +23,51 @@
 #include "ptx/shared_memory.cuh"
 #include "ptx/store_matrix.cuh"
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#error "gemm_prefill.cu is built for sm_90a"
+#endif
+
 using Weights = WeightsFor<A_TYPE>;
 
 constexpr u32 CONSUMER_GROUPS = 2, GROUP_THREADS = 128;
-constexpr u32 PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
+constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 constexpr u32 ACTIVATION_BYTES = TOKENS * CHUNK_COLUMNS * 2;
 constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 OUT_PITCH = 64 * 2 + 16;  // 64 rows of two bytes; the 16 keep the banks apart
 constexpr u32 OUT_BYTES = OUT_TOKENS * OUT_PITCH;
 constexpr u32 OUT_BARRIER = 1;   // and the next one, for the second warpgroup
-constexpr u32 LEAD_BARRIER = 3;
 constexpr u32 NO_STAGE = ~0u;
+
+// A 64-row block's sums of OUT_TOKENS tokens to shared memory, transposed on the way: tokens down, rows across.
+// `to` is where the lane's row of the first four 8x8 matrices goes: (tokens 0-7, rows 0-7), (0-7, 8-15), (8-15, 0-7), ...
+template <u32 (*NARROW)(float, float)>
+__device__ __forceinline__ void stage_results(const ResultWriter& writer, const float* sums, u32 to, float bias,
+                                              float bias_high) {
+#pragma unroll
+    for (u32 q = 0; q < OUT_TOKENS / 8; q += 2) {
+        u32 pairs[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) {
+            const float* const two = sums + 4 * q + 2 * i;
+            const float shift = i % 2 ? bias_high : bias;
+            pairs[i] = NARROW(finished(writer, two[0], shift), finished(writer, two[1], shift));
+        }
+        store_matrix_x4_transposed(to + q * 8 * OUT_PITCH, pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+}
+
+// The same to global memory, an element at a time: fp32, and rows that the copy engine cannot store.
+__device__ __forceinline__ void write_sums(const ResultWriter& writer, const float* sums, u32 token, u32 row, float bias,
+                                           float bias_high) {
+#pragma unroll
+    for (u32 q = 0; q < TOKENS / 8; ++q) {
+        write_result(writer, token + 8 * q, row, sums[4 * q], bias);
+        write_result(writer, token + 8 * q + 1, row, sums[4 * q + 1], bias);
+        write_result(writer, token + 8 * q, row + 8, sums[4 * q + 2], bias_high);
+        write_result(writer, token + 8 * q + 1, row + 8, sums[4 * q + 3], bias_high);
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
 #if CLUSTER > 1
@@ -137,8 +170,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     u32 fragments[2][ROW_BLOCKS][16];
     float sums[ROW_BLOCKS][SUMS];
     // The second warpgroup starts LEAD chunks late and stays so: one writes its results while the other multiplies.
-    if (LEAD != 0 && group == 1) named_barrier_sync(LEAD_BARRIER, 2 * GROUP_THREADS);
-    bool leading = LEAD != 0 && group == 0;
+    if (LEAD != 0 && group == 1) __nanosleep(LEAD * 500);
 
     for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
         const PrefillTile tile = tiles.at(item, rank);
@@ -180,10 +212,6 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                     }
                 }
                 wgmma_commit();
-                if (LEAD != 0 && leading && c + 1 == LEAD) {
-                    named_barrier_arrive(LEAD_BARRIER, 2 * GROUP_THREADS);
-                    leading = false;
-                }
                 wgmma_wait<1>();
                 if (read_stage != NO_STAGE) release_activations(read_stage);
                 read_stage = activation_stage;
@@ -202,43 +230,30 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             const u32 block_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
             const u32 row = block_row + group_warp * TILE_ROWS + g;
             const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
+            apply_first<SUMS>(writer, sums[b]);
             if (!by_copy) {
-                if (own_tile(b) >= tile.row_tiles) continue;
-#pragma unroll
-                for (u32 q = 0; q < TOKENS / 8; ++q) {
-                    const u32 token = tile.first_token + 8 * q + 2 * t;
-                    write_result(writer, token, row, sums[b][4 * q], bias);
-                    write_result(writer, token + 1, row, sums[b][4 * q + 1], bias);
-                    write_result(writer, token, row + 8, sums[b][4 * q + 2], bias_high);
-                    write_result(writer, token + 1, row + 8, sums[b][4 * q + 3], bias_high);
-                }
+                if (own_tile(b) < tile.row_tiles) write_sums(writer, sums[b], tile.first_token + 2 * t, row, bias, bias_high);
                 continue;
             }
             const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
             const u32 rows = end_row > block_row ? min(end_row - block_row, 64u) : 0;
+            const u32 own = threadIdx.x % GROUP_THREADS;
 #pragma unroll
             for (u32 pass = 0; pass < TOKENS / OUT_TOKENS; ++pass) {
                 const u32 out = base + OUT_AT + (group * 2 + out_half) * OUT_BYTES;
                 out_half ^= 1;
                 bulk_store_wait_read<1>();  // what left this half two passes ago
                 named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
-#pragma unroll
-                for (u32 q = 0; q < OUT_TOKENS / 8; q += 2) {
-                    // matrices: (tokens q, rows 0-7), (q, 8-15), (q + 1, 0-7), (q + 1, 8-15), transposed on the way
-                    u32 pairs[4];
-#pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
-                        const float* two = sums[b] + 4 * (pass * (OUT_TOKENS / 8) + q) + 2 * i;
-                        const float shift = i % 2 ? bias_high : bias;
-                        const float first = finished(writer, two[0], shift), second = finished(writer, two[1], shift);
-                        pairs[i] = writer.half ? f16x2_from_floats(first, second) : bf16x2_from_floats(first, second);
-                    }
-                    const u32 token = q * 8 + lane / 16 * 8 + lane % 8, unit = group_warp * 2 + lane / 8 % 2;
-                    store_matrix_x4_transposed(out + token * OUT_PITCH + unit * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+                const u32 to = out + (lane / 16 * 8 + lane % 8) * OUT_PITCH + (group_warp * 2 + lane / 8 % 2) * 16;
+                const float* const part = sums[b] + pass * (OUT_TOKENS / 2);
+                if (writer.half) {
+                    stage_results<f16x2_from_floats>(writer, part, to, bias, bias_high);
+                } else {
+                    stage_results<bf16x2_from_floats>(writer, part, to, bias, bias_high);
                 }
                 fence_shared_for_copies();
                 named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
-                const u32 own = threadIdx.x % GROUP_THREADS, token = tile.first_token + pass * OUT_TOKENS + own;
+                const u32 token = tile.first_token + pass * OUT_TOKENS + own;
                 if (own < OUT_TOKENS && token < writer.m && rows != 0) {
                     bulk_store(writer.out + (token * writer.n + block_row) * 2, out + own * OUT_PITCH, rows * 2);
                 }

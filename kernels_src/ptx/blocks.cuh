@@ -36,7 +36,16 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 // Lets a kernel that was launched as a dependent of this one start, once every block has said so or is over.
-__device__ __forceinline__ void start_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+// Before sm_90 kernels always follow each other whole.
+__device__ __forceinline__ void start_dependents() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 
 // Waits until the kernels that this one depends on are over and their writes are visible; at once if there are none.
-__device__ __forceinline__ void wait_for_prerequisites() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_prerequisites() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}

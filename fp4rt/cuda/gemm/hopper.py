@@ -1,0 +1,315 @@
+"""The Hopper kernels' compile-time choices: one frozen class a kernel, from which macros, memory plan and grid follow.
+
+Where things lie in shared memory is computed here, once, and handed to the kernel as macros. Each class holds what its
+kernel's header calls compile-time choices, in the same words, and refuses what the kernel cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.errors import ShapeError
+from fp4rt.layout import ceil_div, round_up
+from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
+
+__all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTile", "SmallTile"]
+
+ARCHS = frozenset({90})
+MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
+A_TYPES = {"float16": 0, "bfloat16": 1}  # kernels_src/num/constants.cuh
+
+_SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
+_BARRIER_BYTES = 8
+_TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
+_GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
+_WARPGROUP_THREADS = 128
+_CHUNK_FRAGMENTS = 4  # of 16 columns
+_SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
+
+
+def _divides(what: str, whole: int, part: int) -> None:
+    if whole % part:
+        raise ShapeError(f"{what}: {part} does not divide {whole}; choose another tile")
+
+
+class _SharedPlan:
+    """Places in shared memory, one after the other; ``macros`` names them for the kernel."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.macros: dict[str, int] = {}
+
+    def add(self, macro: str, nbytes: int, alignment: int = 16) -> None:
+        """The next ``nbytes``, at ``macro``."""
+        self.macros[macro] = round_up(self.nbytes, alignment)
+        self.nbytes = self.macros[macro] + nbytes
+
+
+@dataclass(frozen=True)
+class _StageTile:
+    """What decode and small have in common: all tokens in one tile, k taken and split in whole stages.
+
+    Attributes:
+        token_tiles: tiles of 8 tokens; all tokens of the product.
+        row_tiles: tiles of 16 rows of the weight, of one block.
+        stage_groups: column groups of 256 in a stage.
+        stages: stages on their way.
+    """
+
+    token_tiles: int
+    row_tiles: int
+    stage_groups: int
+    stages: int
+
+    source: ClassVar[str]
+    entry: ClassVar[str]
+
+    @property
+    def max_tokens(self) -> int:
+        """Largest m."""
+        return 8 * self.token_tiles
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Tokens and columns that one copy of activations brings."""
+        return self.max_tokens, CHUNK_COLUMNS
+
+    def items(self, n: int, k: int, splits: int) -> int:
+        """Pieces of work of a product."""
+        return ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles) * splits
+
+    def max_splits(self, k: int) -> int:
+        """Parts into which k can be cut."""
+        return ceil_div(ceil_div(k, TILE_COLUMNS), self.stage_groups)
+
+    def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
+        """Blocks to launch."""
+        return min(self.items(n, k, splits), multiprocessors)
+
+
+@dataclass(frozen=True)
+class DecodeTile(_StageTile):
+    """``gemm_decode.cu``: few tokens, mma.sync.
+
+    Attributes:
+        row_warps, k_warps: consumer warps along the rows and along k (a power of two).
+        warp_tiles: row tiles of a warp; row_warps * warp_tiles covers row_tiles.
+        registers: of a consumer thread, a multiple of 8; 0 leaves them as compiled, at most 96.
+    """
+
+    row_warps: int
+    k_warps: int
+    warp_tiles: int
+    registers: int = 0
+
+    source: ClassVar[str] = "kernels/gemm_decode.cu"
+    entry: ClassVar[str] = "gemm_decode"
+
+    def __post_init__(self) -> None:
+        _divides("decode, chunks of a stage among k_warps", self.stage_groups * _GROUP_CHUNKS, self.k_warps)
+        _divides("decode, row_tiles among warps", self.row_tiles, self.warp_tiles)
+
+    @cached_property
+    def plan(self) -> _SharedPlan:
+        """Shared memory."""
+        plan = _SharedPlan()
+        plan.add("_WEIGHTS_AT", self.stage_groups * self.row_tiles * TILE_BYTES)
+        activation_bytes = self.stage_groups * _GROUP_CHUNKS * self.max_tokens * _TOKEN_BYTES
+        plan.add("ACTIVATIONS_AT", activation_bytes, _SWIZZLE_BYTES)
+        stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
+        plan.nbytes = self.stages * stage_bytes
+        plan.add("BARRIERS_AT", 2 * self.stages * _BARRIER_BYTES)
+        sums = self.row_warps * self.token_tiles * self.warp_tiles
+        plan.add("REDUCTION_AT", (self.k_warps - 1) * sums * _SUMS_TILE_BYTES)
+        return plan
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the consumers, and one producer warp (a group of four where registers are budgeted)."""
+        return 32 * (self.row_warps * self.k_warps + (4 if self.registers else 1))
+
+    def defines(self, a_type: str) -> Mapping[str, int | str]:
+        """Macros of the compilation."""
+        return {
+            "A_TYPE": A_TYPES[a_type],
+            "TOKEN_TILES": self.token_tiles,
+            "ROW_TILES": self.row_tiles,
+            "STAGE_GROUPS": self.stage_groups,
+            "STAGES": self.stages,
+            "ROW_WARPS": self.row_warps,
+            "K_WARPS": self.k_warps,
+            "WARP_TILES": self.warp_tiles,
+            "CONSUMER_REGISTERS": self.registers,
+            **_public(self.plan.macros),
+        }
+
+    def spec(self, a_type: str) -> KernelSpec:
+        """What to compile."""
+        return _spec(self, a_type)
+
+
+@dataclass(frozen=True)
+class SmallTile(_StageTile):
+    """``gemm_small.cu``: some tens of tokens, wgmma.
+
+    Attributes:
+        stages: stages of weights on their way.
+        activation_stages: stages of activations on their way.
+        row_groups, k_groups: consumer warpgroups along the rows and along k (1, 2 or 4).
+        row_blocks: blocks of 64 rows of a warpgroup.
+        fragments: products of 16 columns a commit: 1, 2 or 4.
+    """
+
+    activation_stages: int
+    row_groups: int
+    k_groups: int
+    row_blocks: int
+    fragments: int
+
+    source: ClassVar[str] = "kernels/gemm_small.cu"
+    entry: ClassVar[str] = "gemm_small"
+
+    def __post_init__(self) -> None:
+        _divides("small, chunks of a stage among k_groups", self.stage_groups * _GROUP_CHUNKS, self.k_groups)
+        commits = self.stage_groups * _GROUP_CHUNKS // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
+        _divides("small, commits of a stage in a double buffer", commits, 2)
+
+    @cached_property
+    def plan(self) -> _SharedPlan:
+        """Shared memory."""
+        plan = _SharedPlan()
+        activation_bytes = self.stage_groups * _GROUP_CHUNKS * self.max_tokens * _TOKEN_BYTES
+        plan.add("_ACTIVATIONS_AT", self.activation_stages * activation_bytes)
+        plan.add("WEIGHTS_AT", self.stages * self.stage_groups * self.row_tiles * TILE_BYTES, 128)
+        plan.add("BARRIERS_AT", 2 * (self.stages + self.activation_stages) * _BARRIER_BYTES)
+        sums = self.row_groups * self.row_blocks * self.token_tiles
+        plan.add("REDUCTION_AT", (self.k_groups - 1) * sums * 4 * _SUMS_TILE_BYTES)
+        return plan
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the consumers and a warpgroup of producers."""
+        return _WARPGROUP_THREADS * (self.row_groups * self.k_groups + 1)
+
+    @property
+    def registers(self) -> int:
+        """Of a consumer thread: what the producers leave of the 512 a lane slot has."""
+        return {1: 240, 2: 208, 3: 144, 4: 112}[self.row_groups * self.k_groups]
+
+    def defines(self, a_type: str) -> Mapping[str, int | str]:
+        """Macros of the compilation."""
+        return {
+            "A_TYPE": A_TYPES[a_type],
+            "TOKEN_TILES": self.token_tiles,
+            "ROW_TILES": self.row_tiles,
+            "STAGE_GROUPS": self.stage_groups,
+            "WEIGHT_STAGES": self.stages,
+            "ACTIVATION_STAGES": self.activation_stages,
+            "ROW_GROUPS": self.row_groups,
+            "K_GROUPS": self.k_groups,
+            "ROW_BLOCKS": self.row_blocks,
+            "FRAGMENTS": self.fragments,
+            "CONSUMER_REGISTERS": self.registers,
+            **_public(self.plan.macros),
+        }
+
+    def spec(self, a_type: str) -> KernelSpec:
+        """What to compile."""
+        return _spec(self, a_type)
+
+
+@dataclass(frozen=True)
+class PrefillTile:
+    """``gemm_prefill.cu``: many tokens, wgmma, persistent.
+
+    Attributes:
+        tokens: of a tile, a multiple of 16, at most 256.
+        row_blocks: blocks of 64 rows of each of the two warpgroups.
+        row_tiles: tiles of 16 rows of a tile, at most 8 * row_blocks.
+        activation_stages: chunks of 64 columns of activations on their way.
+        weight_stages: column groups of 256 of weights on their way.
+        raster_tokens: token tiles swept together.
+        cluster: blocks that share their activations.
+        lead: chunks by which the first warpgroup runs ahead; 0 to 4.
+    """
+
+    tokens: int
+    row_blocks: int
+    row_tiles: int
+    activation_stages: int
+    weight_stages: int
+    raster_tokens: int
+    cluster: int = 1
+    lead: int = 0
+
+    source: ClassVar[str] = "kernels/gemm_prefill.cu"
+    entry: ClassVar[str] = "gemm_prefill"
+    threads: ClassVar[int] = 3 * _WARPGROUP_THREADS
+
+    @property
+    def out_tokens(self) -> int:
+        """Tokens that leave together."""
+        return next(t for t in (64, 48, 32, 16) if self.tokens % t == 0)
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Tokens and columns that one copy of activations brings."""
+        return self.tokens // self.cluster, CHUNK_COLUMNS
+
+    @cached_property
+    def plan(self) -> _SharedPlan:
+        """Shared memory."""
+        plan = _SharedPlan()
+        plan.add("_ACTIVATIONS_AT", self.activation_stages * self.tokens * _TOKEN_BYTES)
+        plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
+        plan.add("OUT_AT", 4 * self.out_tokens * (64 * 2 + 16))
+        plan.add("BARRIERS_AT", 2 * (self.activation_stages + self.weight_stages) * _BARRIER_BYTES)
+        return plan
+
+    def defines(self, a_type: str) -> Mapping[str, int | str]:
+        """Macros of the compilation."""
+        return {
+            "A_TYPE": A_TYPES[a_type],
+            "TOKENS": self.tokens,
+            "ROW_BLOCKS": self.row_blocks,
+            "ROW_TILES": self.row_tiles,
+            "ACTIVATION_STAGES": self.activation_stages,
+            "WEIGHT_STAGES": self.weight_stages,
+            "RASTER_TOKENS": self.raster_tokens,
+            "CLUSTER": self.cluster,
+            "LEAD": self.lead,
+            "OUT_TOKENS": self.out_tokens,
+            **_public(self.plan.macros),
+        }
+
+    def spec(self, a_type: str) -> KernelSpec:
+        """What to compile."""
+        return _spec(self, a_type)
+
+    def max_splits(self, k: int) -> int:
+        """Parts into which k can be cut."""
+        return ceil_div(k, TILE_COLUMNS)
+
+    def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
+        """Blocks to launch."""
+        row_clusters = ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
+        clusters = ceil_div(m, self.tokens) * row_clusters * splits
+        return min(clusters, multiprocessors // self.cluster) * self.cluster
+
+
+HopperTile = DecodeTile | SmallTile | PrefillTile
+
+
+def _public(macros: Mapping[str, int]) -> dict[str, int]:
+    return {name: value for name, value in macros.items() if not name.startswith("_")}
+
+
+def _spec(tile: HopperTile, a_type: str) -> KernelSpec:
+    if tile.plan.nbytes > MAX_SHARED_BYTES:
+        raise ShapeError(f"{tile} needs {tile.plan.nbytes} bytes of shared memory, sm_90 has {MAX_SHARED_BYTES}")
+    defines = tuple(sorted(tile.defines(a_type).items()))
+    return KernelSpec(tile.source, tile.entry, defines, shared_bytes=tile.plan.nbytes, archs=ARCHS)
