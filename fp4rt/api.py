@@ -81,6 +81,7 @@ def quantize(
         LayoutError, DeviceError, BackendUnavailable: unknown layout, arrays on two devices, no usable backend.
     """
     source = interop.view(x, "x", stream)
+    stream = interop.stream_handle(stream, source)  # x decides; the other arrays are ordered before it
     m, n = check_matrix("quantize", source)
     known = get_layout(layout)
     padded_n = check_padded_n("quantize", (m, n), padded_n)
@@ -89,7 +90,8 @@ def quantize(
     if out is not None:
         target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)
     backend = _backend(source)
-    result = backend.quantize(source, scale, known, padded_n, target, _stream(stream, source))
+    result = backend.quantize(source, scale, known, padded_n, target, stream)
+    interop.hold_foreign(stream, source, scale, target)
     return out if out is not None else cast(QuantizedTensor, result)
 
 
@@ -110,11 +112,13 @@ def dequantize(q: QuantizedTensor, dtype: Any = "float32", *, out: Any = None, s
         ShapeError, DeviceError: ``out`` does not fit.
     """
     views = check_quantized("dequantize", "q", q, stream)
+    stream = interop.stream_handle(stream, views.data)
     name = check_dtype("dequantize", "dtype", dtype)
     target = None
     if out is not None:
         target = check_array_out("dequantize", out, views.data, q.shape, name, stream)
-    result = _backend(views.data).dequantize(views, name, target, _stream(stream, views.data))
+    result = _backend(views.data).dequantize(views, name, target, stream)
+    interop.hold_foreign(stream, views, target)
     return out if out is not None else result
 
 
@@ -136,11 +140,13 @@ def relayout(
         LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit.
     """
     views = check_quantized("relayout", "q", q, stream)
+    stream = interop.stream_handle(stream, views.data)
     known = get_layout(layout)
     target = None
     if out is not None:
         target = check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
-    result = _backend(views.data).relayout(views, known, target, _stream(stream, views.data))
+    result = _backend(views.data).relayout(views, known, target, stream)
+    interop.hold_foreign(stream, views, target)
     return out if out is not None else cast(QuantizedTensor, result)
 
 
@@ -155,8 +161,11 @@ def global_scale(x: Any, *, stream: Any = None) -> Any:
         ShapeError, DtypeError: x is not such a matrix.
     """
     source = interop.view(x, "x", stream)
+    stream = interop.stream_handle(stream, source)
     check_matrix("global_scale", source)
-    return _backend(source).global_scale(source, _stream(stream, source))
+    result = _backend(source).global_scale(source, stream)
+    interop.hold_foreign(stream, source)
+    return result
 
 
 def matmul(
@@ -189,12 +198,14 @@ def matmul(
     """
     left, m, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
+    stream = interop.stream_handle(stream, first)
     right, n = check_right(b, k, first, stream)
     name = check_dtype("matmul", "out_dtype", out_dtype)
     factor = None if alpha is None else check_scalar("matmul", "alpha", alpha, first, stream)
     addend = None if bias is None else check_bias(bias, n, first, stream)
     target = None if out is None else check_array_out("matmul", out, first, (m, n), name, stream)
-    result = _backend(first).matmul(left, right, name, factor, addend, target, _stream(stream, first))
+    result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
+    interop.hold_foreign(stream, left, right, factor, addend, target)
     return out if out is not None else result
 
 
@@ -206,13 +217,16 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
         stream: CUDA stream; the current one of b's library where None.
     """
     views = check_quantized("prepack", "b", b, stream)
-    return _backend(views.data).prepack(views, _stream(stream, views.data))
+    stream = interop.stream_handle(stream, views.data)
+    result = _backend(views.data).prepack(views, stream)
+    interop.hold_foreign(stream, views)
+    return result
 
 
 def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
     """The tensor that a prepacked weight was made from: every byte of its blocks; padding comes back as zeros."""
     tiles = interop.view(weight.data, "weight", stream)
-    return _backend(tiles).unpack(weight, _stream(stream, tiles))
+    return _backend(tiles).unpack(weight, interop.stream_handle(stream, tiles))
 
 
 def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:
@@ -260,7 +274,3 @@ def _load_backend(kind: str) -> Backend:
 
 def _backend(view: ArrayView) -> Backend:
     return _load_backend(view.device.kind)
-
-
-def _stream(stream: Any, view: ArrayView) -> int:
-    return interop.stream_handle(stream, view)

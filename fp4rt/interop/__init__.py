@@ -12,7 +12,7 @@ from fp4rt.device import CPU, Device
 from fp4rt.interop.arrays import ArrayView, dense_strides, same_device
 from fp4rt.interop.readers import view
 from fp4rt.interop.results import as_uint8, from_device, from_host
-from fp4rt.interop.streams import hold, order, stream_handle
+from fp4rt.interop.streams import hold, hold_foreign, order, stream_handle
 
 __all__ = [
     "CPU",
@@ -23,6 +23,7 @@ __all__ = [
     "from_device",
     "from_host",
     "hold",
+    "hold_foreign",
     "order",
     "same_device",
     "stream_handle",

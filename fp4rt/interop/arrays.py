@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ class ArrayView:
             :func:`fp4rt.interop.hold`.
     """
 
+    any_foreign: ClassVar[bool] = False  # whether this process has ever seen a foreign one: most never do
+
     __slots__ = ("device", "dtype", "foreign", "library", "name", "owner", "pointer", "readonly", "shape", "strides")
 
     def __init__(
@@ -63,6 +65,8 @@ class ArrayView:
         self.readonly = readonly
         self.name = name
         self.foreign = foreign
+        if foreign:
+            ArrayView.any_foreign = True
 
     def __repr__(self) -> str:
         mode = ", read-only" if self.readonly else ""

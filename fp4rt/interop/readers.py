@@ -123,10 +123,11 @@ def _capsule_reader(x: Any, name: str, stream: Any) -> ArrayView:
 
 def _wait_for_library(view: ArrayView, stream: Any) -> None:
     """Make ``stream`` wait for what the array's own library has enqueued on its current stream."""
-    consumer = streams.stream_handle(stream, view)
     producer = streams.stream_handle(None, view)
-    if streams.order(producer, consumer, view.device):
-        view.foreign = True
+    if producer == stream:
+        return
+    if streams.order(producer, streams.stream_handle(stream, view), view.device):
+        view.foreign = ArrayView.any_foreign = True
 
 
 def _view_reader(x: ArrayView, name: str, stream: Any) -> ArrayView:

@@ -12,7 +12,7 @@ from fp4rt.errors import DtypeError
 from fp4rt.interop import cuda_driver
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["hold", "hold_until_idle", "let_go", "order", "stream_handle", "to_dlpack_stream"]
+__all__ = ["hold", "hold_foreign", "hold_until_idle", "let_go", "order", "stream_handle", "to_dlpack_stream"]
 
 # Handles that the driver gives a meaning: 0 and 1 are both the legacy default stream, 2 is the per-thread one.
 LEGACY_DEFAULT = 0
@@ -99,6 +99,21 @@ def hold(owner: Any, stream: int, device: Device) -> None:
             return
         _held.append(_Held(owner, device.index, driver.record(stream)))
     let_go()
+
+
+def hold_foreign(stream: int, *operands: Any) -> None:
+    """:func:`hold` the owners of the foreign views among a call's operands, which ``stream`` has just been given.
+
+    Args:
+        stream: handle that the work was launched on.
+        operands: views, tuples of views, or anything else, which is passed over.
+    """
+    if not ArrayView.any_foreign:
+        return
+    views = [view for operand in operands for view in (operand if isinstance(operand, tuple) else (operand,))]
+    foreign = [view for view in views if isinstance(view, ArrayView) and view.foreign]
+    if foreign:
+        hold([view.owner for view in foreign], stream, foreign[0].device)
 
 
 def hold_until_idle(owner: Any, device: Device) -> None:

@@ -128,6 +128,17 @@ def test_held_memory_lives_until_its_stream_is_done(driver: Any) -> None:
     assert [entry.owner for entry in streams._held] == [second]
 
 
+def test_only_foreign_operands_are_held_and_with_one_event(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ArrayView, "any_foreign", False)
+    native, owners = device_view(), [Owner(), Owner()]
+    interop.hold_foreign(5, native, None, 1.0, (native, "8x4"))
+    assert driver.calls == []
+    foreign = [ArrayView(o, "jax", CUDA0, "uint8", (4,), (1,), 0x2000, foreign=True) for o in owners]
+    interop.hold_foreign(5, native, foreign[0], (native, foreign[1], 7))
+    assert [entry.owner for entry in streams._held] == [owners]
+    assert driver.named("cuEventRecord") == [("cuEventRecord", 1, 5)]
+
+
 def test_nothing_is_held_for_a_stream_under_capture(driver: Any) -> None:
     driver.capturing = True
     hold(Owner(), 5, CUDA0)
