@@ -1,0 +1,74 @@
+"""Times on a CUDA device as a caller sees them: events around a call, the L2 cache emptied before each, medians.
+
+Between two calls 256 MiB are set to zero: longer than the host needs to queue the next call, so the time between the
+events is the device's own, launch included; and larger than any L2, so nothing of the call before is in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+
+__all__ = ["FLUSH_BYTES", "copy_times", "device_times", "median_us", "read_bandwidth"]
+
+FLUSH_BYTES = 256 << 20
+_DEVICE_TO_DEVICE = 3
+_READ_ALL = r"""
+extern "C" __global__ void __launch_bounds__(512) read_all(const uint4* x, unsigned long long pieces, unsigned* out) {
+    unsigned all = 0;
+    const unsigned long long step = (unsigned long long)gridDim.x * 512 * 4;
+    for (unsigned long long i = blockIdx.x * 2048ull + threadIdx.x; i + 1536 < pieces; i += step) {
+        uint4 v[4];
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) v[k] = __ldg(x + i + 512 * k);
+        #pragma unroll
+        for (int k = 0; k < 4; ++k) all |= v[k].x ^ v[k].y ^ v[k].z ^ v[k].w;
+    }
+    if (all == 0x12345678u) *out = all;
+}"""
+
+
+def device_times(function: Callable[[], object], repeats: int = 60, warmup: int = 3, flush: bool = True) -> list[float]:
+    """Seconds of each of ``repeats`` calls on the current stream."""
+    cache = cupy.empty(FLUSH_BYTES, cupy.uint8)
+    for _ in range(warmup):
+        function()
+    events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(repeats)]
+    for start, end in events:
+        if flush:
+            cache.data.memset_async(0, FLUSH_BYTES)
+        start.record()
+        function()
+        end.record()
+    cupy.cuda.get_current_stream().synchronize()
+    return [cupy.cuda.get_elapsed_time(start, end) / 1e3 for start, end in events]
+
+
+def median_us(function: Callable[[], object], repeats: int = 60) -> float:
+    """Median of :func:`device_times` in microseconds."""
+    return 1e6 * statistics.median(device_times(function, repeats))
+
+
+def copy_times(nbytes: int, repeats: int = 60) -> list[float]:
+    """Seconds of a device-to-device copy that moves ``nbytes``, read and written together."""
+    half = nbytes // 2
+    source, target = cupy.full(half, 0x5A, cupy.uint8), cupy.empty(half, cupy.uint8)
+    runtime = cupy.cuda.runtime
+
+    def copy() -> None:
+        stream = cupy.cuda.get_current_stream().ptr
+        runtime.memcpyAsync(target.data.ptr, source.data.ptr, half, _DEVICE_TO_DEVICE, stream)
+
+    return device_times(copy, repeats)
+
+
+def read_bandwidth(nbytes: int = 4 << 30) -> float:
+    """Bytes a second of a kernel that only reads, over ``nbytes``."""
+    x, out = cupy.zeros(nbytes, cupy.uint8), cupy.zeros(1, cupy.uint32)
+    kernel = cupy.RawKernel(_READ_ALL, "read_all")
+    blocks = 4 * cupy.cuda.Device().attributes["MultiProcessorCount"]
+    args: tuple[Any, ...] = (x, cupy.uint64(nbytes // 16), out)
+    return nbytes / statistics.median(device_times(lambda: kernel((blocks,), (512,), args), 20))
