@@ -1,14 +1,13 @@
 """Upstreams of the padded pool on CUDA devices: CuPy's pools, and PyTorch's caching allocator.
 
-Imported with the backend, it makes CuPy's current memory pool the default of device kind "cuda". Both upstreams are
-stream-ordered themselves: a block is taken and given back in the order of the stream that asked for it.
+Imported with the backend, it makes CuPy's current memory pool the default of device kind "cuda".
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +17,7 @@ from fp4rt.device import Device
 from fp4rt.errors import BackendUnavailable
 from fp4rt.interop import cuda_driver
 from fp4rt.pool import Upstream, register_upstream
+from fp4rt.pool.arena import DEFAULT_STREAMS
 
 __all__ = ["CupyUpstream", "TorchUpstream", "default_upstream"]
 
@@ -40,13 +40,16 @@ class CudaStreams:
             ) from error
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
-        self._is_capturing = cupy.cuda.runtime.streamIsCapturing
-        self._runtime_error = cupy.cuda.runtime.CUDARuntimeError
+        self.is_capturing: Callable[[int], bool] = cupy.cuda.runtime.streamIsCapturing
 
     def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
         """Queue a memset; recorded like a kernel during a capture."""
-        if nbytes:
-            with self._cupy.cuda.Device(device.index):  # handle 0 means the current device's default stream
+        if not nbytes:
+            return
+        if self._runtime.getDevice() == device.index:  # handle 0 means the current device's default stream
+            self._runtime.memsetAsync(pointer, byte, nbytes, stream)
+        else:
+            with self._cupy.cuda.Device(device.index):
                 self._runtime.memsetAsync(pointer, byte, nbytes, stream)
 
     def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
@@ -60,11 +63,6 @@ class CudaStreams:
 
     def capture_id(self, device: Device, stream: int) -> int:
         """0, or the driver's number of the capture that the stream records."""
-        try:
-            if not self._is_capturing(stream):
-                return 0
-        except self._runtime_error:  # the default stream while another stream is captured: nothing may use it now
-            return 0
         status, number = ctypes.c_int(), ctypes.c_uint64()
         cuda_driver.load().call(
             "cuStreamGetCaptureInfo_v2",
@@ -82,6 +80,16 @@ class CudaStreams:
         with self._cupy.cuda.Device(device.index):
             event = self._cupy.cuda.Event(disable_timing=True)
             self._runtime.eventRecord(event.ptr, stream)
+        return event
+
+    def record_all(self, device: Device) -> Any:
+        """A CuPy event behind the work of every stream of the device's context."""
+        with self._cupy.cuda.Device(device.index), cuda_driver.on_device(device.index) as driver:
+            event = self._cupy.cuda.Event(disable_timing=True)
+            if hasattr(driver.library, "cuCtxRecordEvent"):
+                driver.call("cuCtxRecordEvent", driver.context(device.index), ctypes.c_void_p(event.ptr))
+            else:  # before driver 12.5: the host waits, and an event that was never recorded counts as done
+                driver.call("cuCtxSynchronize")
         return event
 
     def wait_event(self, event: Any, device: Device, stream: int) -> None:
@@ -103,26 +111,41 @@ class CupyUpstream(CudaStreams):
 
     def __init__(self, pool: Any = None) -> None:
         super().__init__()
-        self._malloc = self._cupy.cuda.alloc if pool is None else pool.malloc
-        self._graph_memory = isinstance(pool, self._cupy.cuda.MemoryAsyncPool)
+        self._pool = pool
+        self._home: dict[int, Any] = {}  # device -> the stream that asynchronous memory is taken from and given back on
 
     def alloc(self, nbytes: int, device: Device, stream: int) -> tuple[int, Any]:
-        """(address, CuPy's memory with the stream that orders its release)."""
+        """(address, CuPy's memory)."""
+        malloc = self._cupy.cuda.get_allocator() if self._pool is None else self._pool.malloc
+        asynchronous = isinstance(getattr(malloc, "__self__", None), self._cupy.cuda.MemoryAsyncPool)
+        capturing = stream not in DEFAULT_STREAMS and self.is_capturing(stream)
         with self._cupy.cuda.Device(device.index):
-            order = self._cupy.cuda.ExternalStream(stream, device.index)
-            if self.capture_id(device, stream):
-                if self._graph_memory:
+            if asynchronous:
+                if capturing:
                     raise MemoryError("MemoryAsyncPool would allocate inside the graph, for the graph's lifetime only")
-                with order, relaxed_capture():
-                    memory = self._malloc(nbytes)
+                memory = self._alloc_at_home(malloc, nbytes, device, stream)
             else:
-                with order:
-                    memory = self._malloc(nbytes)
-        return memory.ptr, [memory, order]
+                with self._cupy.cuda.ExternalStream(stream, device.index), relaxed_capture(capturing):
+                    memory = malloc(nbytes)
+        return memory.ptr, [memory]
+
+    def _alloc_at_home(self, malloc: Callable[[int], Any], nbytes: int, device: Device, stream: int) -> Any:
+        """From a stream of our own: CuPy frees such memory on its stream, and the caller's may be destroyed by then."""
+        home = self._home.get(device.index)
+        if home is None:
+            home = self._home[device.index] = self._cupy.cuda.Stream(non_blocking=True)
+        with home:
+            memory = malloc(nbytes)
+        self.wait_event(self.record_event(device, home.ptr), device, stream)
+        return memory
 
     def free(self, handle: Any) -> None:
-        """Drops CuPy's memory first: its release is ordered by the stream, which must still be there."""
-        handle[0] = None
+        """Drops CuPy's memory."""
+        handle.clear()
+
+    def must_be_idle(self, handle: Any) -> bool:
+        """Asynchronous memory is freed on our stream, which does not know the caller's work."""
+        return isinstance(handle[0].mem, self._cupy.cuda.memory.MemoryAsync)
 
 
 class TorchUpstream(CudaStreams):
@@ -147,10 +170,17 @@ class TorchUpstream(CudaStreams):
         """Back to torch's cache."""
         self._torch.cuda.caching_allocator_delete(handle)
 
+    def must_be_idle(self, handle: Any) -> bool:
+        """The cache keeps the memory for its stream."""
+        return False
+
 
 @contextmanager
-def relaxed_capture() -> Iterator[None]:
+def relaxed_capture(capturing: bool) -> Iterator[None]:
     """Allows this thread to allocate while a graph is being captured; the capture does not record it."""
+    if not capturing:
+        yield
+        return
     mode = ctypes.c_int(RELAXED_CAPTURE)
     driver = cuda_driver.load()
     driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))

@@ -9,6 +9,7 @@ from fp4rt.pool.upstream import Upstream
 
 __all__ = ["Arena", "size_class"]
 
+DEFAULT_STREAMS = (0, 1)  # the null handle and cudaStreamLegacy: one stream, which cannot be captured
 SMALLEST_CLASS = 512  # bytes; also CuPy's and PyTorch's unit, and more than any vector load or tensor-core tile needs
 CLASS_BITS = 3  # classes between one power of two and the next: 2**3, so at most 1/8 of a block is unused
 
@@ -32,21 +33,22 @@ def size_class(nbytes: int) -> int:
 class Arena:
     """Free blocks whose last work is in the order of one stream; any of them may be used on that stream at once."""
 
-    __slots__ = ("capture_id", "captured", "device", "free", "retired", "shareable", "stream", "upstream")
+    __slots__ = ("captured", "device", "free", "is_capturing", "recording", "stream", "upstream")
 
-    def __init__(self, upstream: Upstream, device: Device, stream: int, shareable: bool) -> None:
+    def __init__(self, upstream: Upstream, device: Device, stream: int) -> None:
         self.upstream = upstream
         self.device = device
         self.stream = stream
-        self.shareable = shareable  # whether an event can be recorded on the stream from any thread
-        self.retired = False  # whether the stream is gone: its work is done, its handle must not be used
         self.free: dict[int, list[Block]] = {}
         self.captured: dict[tuple[int, int], list[Block]] = {}  # (capture, size) -> blocks that a graph uses
-        self.capture_id = upstream.capture_id if upstream.has_streams else None
+        self.recording = False  # whether the stream was recording a graph at its last allocation; it may have ended
+        can_capture = upstream.has_streams and stream not in DEFAULT_STREAMS
+        self.is_capturing = upstream.is_capturing if can_capture else None
 
-    def capturing(self) -> bool:
-        """Whether the stream is recording a graph now."""
-        return self.capture_id is not None and self.shareable and self.capture_id(self.device, self.stream) != 0
+    def capture(self) -> int:
+        """The capture that the stream is recording now, or 0."""
+        self.recording = self.is_capturing is not None and self.is_capturing(self.stream)
+        return self.upstream.capture_id(self.device, self.stream) if self.recording else 0
 
     def put(self, block: Block) -> None:
         """Takes a block back."""
@@ -67,6 +69,12 @@ class Arena:
         free = self.free.get(size)
         return free if free and free[-1].events is None else None
 
-    def blocks(self) -> list[Block]:
-        """Every free block, largest first."""
-        return [block for size in sorted(self.free, reverse=True) for block in self.free[size]]
+    def take_free(self, enough: int | None = None) -> list[Block]:
+        """Takes free blocks out, the largest first, until they have ``enough`` bytes; all of them where it is None."""
+        taken: list[Block] = []
+        for size in sorted(self.free, reverse=True):
+            blocks = self.free[size]
+            while blocks and (enough is None or enough > 0):
+                taken.append(blocks.pop())
+                enough = None if enough is None else enough - size
+        return taken

@@ -3,7 +3,7 @@
 Policy:
 
 - Reuse. A freed block goes to the arena of its (device, stream) and serves that stream again at once: stream order
-  protects it. Another stream gets it only when memory is short, and then waits for an event of the first stream.
+  protects it. Another stream gets it only when memory is short, and then waits for an event behind its last work.
 - Fill. ``covered`` zeroes only where the tag says that the pool does; ``zero`` every tagged buffer; ``empty`` nothing;
   ``poison`` sets every buffer to 0xFF. Fills are queued on the allocation's stream. A block whose padding is known to
   be zero is not filled again for the same tag.
@@ -12,7 +12,8 @@ Policy:
   Replays must be ordered after the work that the stream had before its capture, as with every stream-ordered pool.
 - Threads. Every method may be called from any thread. One lock guards all of the pool's state; a dying buffer, which
   may die anywhere, only appends its block to a deque, and the next call under the lock takes it from there.
-- Streams. A stream must outlive the buffers allocated on it; before destroying one, :meth:`PaddedPool.retire_stream`.
+- Streams. No stream is touched but the one that a call names: others may have been destroyed since. Before destroying
+  a stream whose work is still queued, call :meth:`PaddedPool.retire_stream`: its handle may come back as another's.
 """
 
 from __future__ import annotations
@@ -100,9 +101,11 @@ class PaddedPool:
             if arena is None:
                 arena = self._store.add_arena(key, device, stream)
             free = arena.free.get(size)
-            capture = 0 if arena.capture_id is None else arena.capture_id(device, stream)
-            if capture:
-                free = arena.usable_in_capture(capture, size)
+            capture = 0
+            if arena.is_capturing is not None and (arena.is_capturing(stream) or arena.recording):
+                capture = arena.capture()
+                if capture:
+                    free = arena.usable_in_capture(capture, size)
             if free:
                 block = self._pop_known(free, tag, nbytes) if zero else free.pop()
                 self._reuses += 1
@@ -130,7 +133,7 @@ class PaddedPool:
     def trim(self, device: Device | None = None) -> int:
         """Gives every free block back to upstream; those kept for graphs stay.
 
-        Waits for streams that took blocks over from others. Not while a capture is running.
+        Waits for the device where a block was used by several streams. Not while a capture is running.
 
         Args:
             device: only the blocks of this device.
@@ -143,7 +146,7 @@ class PaddedPool:
             before = self._store.held
             for arena in self._arenas.values():
                 if device is None or arena.device == device:
-                    self._store.give_up_free(arena)
+                    self._store.give_up(arena.take_free())
             return before - self._store.held
 
     def release_captures(self, capture_id: int | None = None) -> int:
@@ -206,10 +209,7 @@ class PaddedPool:
         while returned:
             block = returned.popleft()
             self._store.in_use -= block.size
-            if block.arena.retired and not block.capture:
-                self._store.give_up(block)
-            else:
-                block.arena.put(block)
+            block.arena.put(block)
 
     def _pop_known(self, free: list[Block], tag: PaddingTag | None, nbytes: int) -> Block:
         """A free block, one whose padding is known to be zero for this tag if there is one."""
@@ -224,8 +224,10 @@ class PaddedPool:
         block.zero_padding = None
         if not arena.upstream.has_streams or stream == arena.stream:
             return
-        capture = arena.upstream.capture_id(arena.device, stream)
+        key = (arena.device, stream) if stream != PER_THREAD_STREAM else self._per_thread_key(arena.device)
         with self._lock:
+            user = self._arenas.get(key) or self._store.add_arena(key, arena.device, stream)
+            capture = user.capture()
             if capture:
                 block.capture = capture
             else:

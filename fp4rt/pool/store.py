@@ -38,9 +38,7 @@ class BlockStore:
 
     def add_arena(self, key: Any, device: Device, stream: int) -> Arena:
         """The arena of a stream seen for the first time."""
-        upstream = self.upstream(device.kind)
-        shareable = upstream.has_streams and stream != PER_THREAD_STREAM
-        arena = self.arenas[key] = Arena(upstream, device, stream, shareable)
+        arena = self.arenas[key] = Arena(self.upstream(device.kind), device, stream)
         return arena
 
     def obtain(self, nbytes: int, size: int, arena: Arena, capture: int) -> Block:
@@ -60,7 +58,7 @@ class BlockStore:
                 moved = self._move_from_other_stream(size, arena)
                 if moved is not None:
                     return moved
-                if self._make_room(size, arena.device):
+                if self._make_room(size, arena):
                     try:
                         return self._new_block(size, arena)
                     except MemoryError as error:
@@ -69,21 +67,25 @@ class BlockStore:
         finally:
             del cause  # it holds this frame, and through it the new buffer: a circle that only a collection would end
 
-    def give_up(self, block: Block) -> None:
-        """Gives a free block to upstream, in an order that upstream can know."""
-        arena = block.arena
-        if arena is not block.origin and not arena.retired:  # upstream knows the first stream, the last work is here
-            arena.upstream.synchronize_event(arena.upstream.record_event(arena.device, arena.stream))
-        for event in block.events or ():
-            arena.upstream.synchronize_event(event)
-        self.held -= block.size
-        arena.upstream.free(block.handle)
+    def recording(self, device: Device) -> bool:
+        """Whether a stream of the device may be recording a graph, as far as its last allocation told."""
+        return any(arena.recording for arena in self.arenas.values() if arena.device == device)
 
-    def give_up_free(self, arena: Arena) -> None:
-        """Gives all free blocks of an arena to upstream; those kept for graphs stay."""
-        for block in arena.blocks():
-            self.give_up(block)
-        arena.free.clear()
+    def give_up(self, blocks: list[Block]) -> None:
+        """Gives free blocks of one device to upstream, after the work that upstream could not order itself."""
+        if not blocks:
+            return
+        upstream, device = blocks[0].arena.upstream, blocks[0].arena.device
+        if any(self._must_wait(block) for block in blocks):
+            upstream.synchronize_event(upstream.record_all(device))
+        for block in blocks:
+            self.held -= block.size
+            upstream.free(block.handle)
+
+    @staticmethod
+    def _must_wait(block: Block) -> bool:
+        """Whether upstream would take the block too early: it only knows the stream that it gave the block to."""
+        return block.arena is not block.origin or bool(block.events) or block.arena.upstream.must_be_idle(block.handle)
 
     def captured_bytes(self) -> int:
         """Bytes kept for graphs."""
@@ -101,16 +103,11 @@ class BlockStore:
         return freed
 
     def retire(self, device: Device, stream: int) -> None:
-        """Waits for a stream, gives its free blocks up and forgets its handle. Buffers in use give theirs up later."""
-        arena = self.arenas.pop((device, stream), None)
-        if arena is None:
-            return
-        if arena.upstream.has_streams:
+        """Waits for a stream and gives its free blocks up."""
+        arena = self.arenas.get((device, stream))
+        if arena is not None:
             arena.upstream.synchronize_event(arena.upstream.record_event(device, stream))
-        arena.retired, arena.shareable = True, False
-        self.give_up_free(arena)
-        if arena.captured:  # for release_captures to find
-            self.arenas[(device, stream, arena)] = arena
+            self.give_up(arena.take_free())
 
     @staticmethod
     def wait_for_users(block: Block) -> None:
@@ -127,34 +124,37 @@ class BlockStore:
         return Block(pointer, size, handle, arena)
 
     def _move_from_other_stream(self, size: int, arena: Arena) -> Block | None:
-        """A free block of another stream of the device; later work of the arena's stream waits for that stream."""
+        """A free block of another stream of the device; later work of the arena's stream waits for the device's."""
+        if not arena.upstream.has_streams or self.recording(arena.device):
+            return None
         for other in self.arenas.values():
             free = other.free.get(size)
-            if not free or other is arena or other.device != arena.device or not other.shareable:
-                continue
-            if not arena.shareable or other.capturing():
-                continue
-            block = free.pop(0)  # the one freed longest ago
-            self.wait_for_users(block)
-            event = other.upstream.record_event(other.device, other.stream)
-            arena.upstream.wait_event(event, arena.device, arena.stream)
-            block.arena = arena
-            self.moves += 1
-            return block
+            if free and other.device == arena.device:
+                block = free.pop(0)  # the one freed longest ago
+                event = arena.upstream.record_all(arena.device)  # other's own stream may be gone
+                arena.upstream.wait_event(event, arena.device, arena.stream)
+                block.arena, block.events = arena, None
+                self.moves += 1
+                return block
         return None
 
-    def _make_room(self, size: int, device: Device) -> bool:
-        """Gives free blocks of the device back: all of them if upstream is short, else until the limit allows it."""
-        target = None if self.limit is None else self.limit - size
-        for arena in self.arenas.values():
-            if arena.device != device or arena.capturing():
-                continue
-            for block in arena.blocks():
-                arena.free[block.size].remove(block)
-                self.give_up(block)
-                if target is not None and self.held <= target:
-                    return True
-        return target is None or self.held <= target
+    def _make_room(self, size: int, arena: Arena) -> bool:
+        """Gives free blocks of the device back: all of them if upstream is short, else until the limit allows it.
+
+        While a graph may be being recorded nothing can be waited for, and blocks that would need it stay.
+        """
+        enough = None if self.limit is None else self.held + size - self.limit
+        recording = self.recording(arena.device)
+        for other in self.arenas.values():
+            if other.device == arena.device and (enough is None or enough > 0):
+                taken = other.take_free(enough)
+                kept = [block for block in taken if recording and self._must_wait(block)]
+                given = [block for block in taken if block not in kept] if kept else taken
+                for block in kept:
+                    other.put(block)
+                self.give_up(given)
+                enough = None if enough is None else enough - sum(block.size for block in given)
+        return enough is None or enough <= 0
 
     def _no_memory_text(self, nbytes: int, size: int, arena: Arena, capture: int) -> str:
         limit = "no limit" if self.limit is None else f"limit {readable_bytes(self.limit)}"
@@ -162,6 +162,6 @@ class BlockStore:
             f"PaddedPool: no {readable_bytes(size)} for a request of {nbytes} bytes on {arena.device}: "
             f"in use {readable_bytes(self.in_use)}, held {readable_bytes(self.held)}, {limit}. "
         )
-        if capture:
-            return text + "A graph capture is running: make the same calls once before it, so that the pool has memory"
+        if capture or self.recording(arena.device):
+            return text + "A graph is being captured: make the same calls once before it, so that the pool has memory"
         return text + "Drop results that are no longer needed, trim() other pools, or raise PaddedPool(limit=...)"

@@ -24,8 +24,8 @@ HOST_ALIGNMENT = 64  # a cache line, and the widest vector load
 class Upstream(Protocol):
     """What the pool needs of an allocator. ``kind`` is the device kind that it serves.
 
-    ``has_streams`` False says that work is done when the call that started it returns; then the pool calls neither
-    the event methods nor ``capture_id``.
+    ``has_streams`` False says that work is done when the call that started it returns; then the pool calls none of the
+    methods about captures and events. An event is waited for once.
     """
 
     kind: str
@@ -37,17 +37,29 @@ class Upstream(Protocol):
     def free(self, handle: Any) -> None:
         """Gives the memory back."""
 
+    def must_be_idle(self, handle: Any) -> bool:
+        """Whether ``free`` needs the work of the memory's own stream to be done; the pool then waits for it."""
+
     def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
         """Queues on ``stream`` the setting of ``nbytes`` bytes to ``byte``; legal during a graph capture."""
 
     def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
         """uint8 copy on the host, taken after all work of the device is done. For checkers, never on a hot path."""
 
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream is recording a graph. Called at each allocation, except for the default stream."""
+
     def capture_id(self, device: Device, stream: int) -> int:
-        """0, or the number of the graph capture that ``stream`` is recording."""
+        """The number of the graph capture that ``stream`` is recording, or 0."""
 
     def record_event(self, device: Device, stream: int) -> Any:
         """An event that is done when the work queued on ``stream`` up to now is done."""
+
+    def record_all(self, device: Device) -> Any:
+        """An event that is done when all work queued on the device up to now is done, on whatever stream.
+
+        It names no stream: the streams of free blocks may have been destroyed. It would end a capture.
+        """
 
     def wait_event(self, event: Any, device: Device, stream: int) -> None:
         """Makes later work of ``stream`` wait for ``event``, without the host waiting."""
@@ -79,11 +91,23 @@ class HostUpstream:
         """A copy, taken at once."""
         return host_bytes(pointer, nbytes).copy()
 
+    def must_be_idle(self, handle: Any) -> bool:
+        """Its work is done already."""
+        return False
+
+    def is_capturing(self, stream: int) -> bool:
+        """Hosts have no graphs."""
+        return False
+
     def capture_id(self, device: Device, stream: int) -> int:
         """Hosts have no graphs."""
         return 0
 
     def record_event(self, device: Device, stream: int) -> Any:
+        """Hosts have no streams."""
+        return None
+
+    def record_all(self, device: Device) -> Any:
         """Hosts have no streams."""
         return None
 

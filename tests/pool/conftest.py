@@ -42,6 +42,7 @@ class FakeUpstream:
 
     def __init__(self, capacity: int | None = None) -> None:
         self.capacity = capacity
+        self.idle_before_free = False
         self.lock = threading.RLock()
         self.clocks: defaultdict[int, Clock] = defaultdict(dict)
         self.host: Clock = {}
@@ -70,8 +71,9 @@ class FakeUpstream:
 
     def free(self, handle: int) -> None:
         with self.lock:
-            self._refuse_in_capture("free")
             _, stream = self.live.pop(handle)  # KeyError: freed twice
+            if self.idle_before_free:
+                stream = -1  # a stream of upstream's own, which knows of no work
             self._check_after(handle, stream, "freed")
             self.calls.append("free")
 
@@ -86,19 +88,37 @@ class FakeUpstream:
                 merge(self.host, clock)
         return host_bytes(pointer, nbytes).copy()
 
+    def must_be_idle(self, handle: int) -> bool:
+        return self.idle_before_free
+
+    def is_capturing(self, stream: int) -> bool:
+        self._refuse_destroyed(stream)
+        return stream in self.captures
+
     def capture_id(self, device: Device, stream: int) -> int:
+        self._refuse_destroyed(stream)
         return self.captures.get(stream, 0)
 
     def record_event(self, device: Device, stream: int) -> Any:
         with self.lock:
-            assert stream not in self.destroyed, f"event recorded on destroyed stream {stream}"
+            self._refuse_destroyed(stream)
             if stream in self.captures:
                 raise IllegalInCapture("record_event on a stream that is captured")
             self.calls.append("record")
             return dict(self.clocks[stream])
 
+    def record_all(self, device: Device) -> Any:
+        with self.lock:
+            self._refuse_in_capture("record_all")
+            self.calls.append("record")
+            everything: Clock = {}
+            for clock in self.clocks.values():
+                merge(everything, clock)
+            return everything
+
     def wait_event(self, event: Any, device: Device, stream: int) -> None:
         with self.lock:
+            self._refuse_destroyed(stream)
             if stream in self.captures:
                 raise IllegalInCapture("wait_event, for an event from outside, on a stream that is captured")
             merge(self.clocks[stream], event)
@@ -127,6 +147,9 @@ class FakeUpstream:
         for other, time in self.accesses[pointer].items():
             if max(self.clocks[stream].get(other, 0), self.host.get(other, 0)) < time and other != stream:
                 raise IllegalAccess(f"{pointer:#x} {what} on stream {stream} while stream {other} may still use it")
+
+    def _refuse_destroyed(self, stream: int) -> None:
+        assert stream not in self.destroyed, f"stream {stream} is destroyed: a real driver may crash"
 
     def _refuse_in_capture(self, what: str) -> None:
         if self.captures:

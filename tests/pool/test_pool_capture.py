@@ -101,16 +101,26 @@ def test_a_full_pool_in_a_capture_says_to_warm_up(fake, gpu):
     pool.allocate(1024, gpu, 1)
     fake.captures[STREAM] = CAPTURE
     fake.calls.clear()
-    with pytest.raises(OutOfMemoryError, match="A graph capture is running: make the same calls once before it"):
+    with pytest.raises(OutOfMemoryError, match="A graph is being captured: make the same calls once before it"):
         pool.allocate(512, gpu, STREAM)
     assert fake.calls == [], "nothing was recorded, waited for or given back"
 
 
-def test_room_is_not_made_on_a_stream_that_is_captured(make_fake, gpu):
-    fake = make_fake(capacity=1024)
+def test_while_a_graph_is_recorded_others_get_no_block_that_would_need_waiting(make_fake, gpu):
+    fake = make_fake(capacity=2048)
     pool = PaddedPool(upstream=fake)
     pool.allocate(1024, gpu, STREAM)
+    used = pool.allocate(512, gpu, 1)
+    used.used_on(9)
+    del used
     fake.captures[STREAM] = CAPTURE
-    with pytest.raises(OutOfMemoryError):
-        pool.allocate(1024, gpu, 1)
-    assert fake.held == 1024
+    captured = pool.allocate(512, gpu, STREAM)
+    fake.calls.clear()
+    with pytest.raises(OutOfMemoryError, match="A graph is being captured"):
+        pool.allocate(2048, gpu, 1)
+    assert fake.calls == ["free"], "the block that is ordered by its own stream, and nothing that waits"
+    fake.captures.clear()
+    del captured
+    pool.allocate(512, gpu, STREAM)  # the pool sees that the capture has ended
+    pool.release_captures()
+    assert pool.allocate(2048, gpu, 1).nbytes == 2048

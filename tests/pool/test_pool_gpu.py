@@ -217,7 +217,7 @@ def test_asynchronous_pool_refuses_to_grow_inside_a_capture():
     pool, stream = PaddedPool(upstream=cupy.cuda.MemoryAsyncPool()), new_stream()
 
     def work():
-        with pytest.raises(OutOfMemoryError, match="A graph capture is running: make the same calls once before it"):
+        with pytest.raises(OutOfMemoryError, match="A graph is being captured: make the same calls once before it"):
             pool.allocate(512, GPU, stream.ptr)
         array_of(warm, 512).fill(3)
 

@@ -110,21 +110,42 @@ def test_use_on_the_buffers_own_stream_costs_no_event(pool, fake, gpu):
     assert "record" not in fake.calls
 
 
-def test_a_retired_stream_is_never_touched_again(make_fake, gpu):
+def test_destroyed_streams_are_never_touched_again(make_fake, gpu):
     fake = make_fake(capacity=3 * 4096)
     pool = PaddedPool(upstream=fake)
-    kept = pool.allocate(4096, gpu, 1)
-    fake.work(1, kept.pointer)
-    fake.work(1, pool.allocate(4096, gpu, 1).pointer)
-    pool.retire_stream(gpu, 1)
-    fake.destroy(1)
+    kept = []
+    for stream in range(100, 100 + ROUNDS):
+        buffer = pool.allocate(4096, gpu, stream)
+        fake.work(stream, buffer.pointer)
+        kept = [*kept[-1:], buffer]  # one outlives its stream
+        del buffer
+        fake.destroy(stream)
+    kept.clear()
+    pool.trim()
+    assert pool.stats().moves > ROUNDS / 2
+    assert fake.held == 0
+
+
+def test_a_retired_streams_blocks_go_upstream_after_its_work(pool, fake, gpu):
+    kept = pool.allocate(4096, gpu, 11)
+    fake.work(11, kept.pointer)
+    fake.work(11, pool.allocate(4096, gpu, 11).pointer)
+    pool.retire_stream(gpu, 11)
+    fake.destroy(11)
     assert pool.stats().bytes_held == 4096
-    del kept  # comes home to a stream that is gone
-    assert pool.stats().bytes_held == 0
-    held = [pool.allocate(4096, gpu, 12) for _ in range(3)]
-    with pytest.raises(OutOfMemoryError):
-        pool.allocate(4096, gpu, 12)
-    assert len({b.pointer for b in held}) == 3
+    del kept
+    pool.trim()
+    assert fake.held == 0
+
+
+def test_upstream_that_needs_idle_memory_gets_it_idle(fake, gpu):
+    fake.idle_before_free = True
+    pool = PaddedPool(upstream=fake, limit=8192)
+    for round_ in range(ROUNDS):
+        stream = 11 + round_ % 3
+        fake.work(stream, pool.allocate((4096, 6144, 8192)[round_ % 3], gpu, stream).pointer)
+    pool.trim()
+    assert fake.held == 0
 
 
 def test_retiring_an_unknown_stream_does_nothing(pool, fake, gpu):
