@@ -29,6 +29,7 @@ from fp4rt.errors import Fp4rtError
 SENTENCES = Path(__file__).with_name("sentences.txt")
 REPEATS = 5  # of each timed run; the median counts
 ORIGINAL = "fp32"
+MINIMUM_WIDTH = 100  # of the tables, also where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,7 @@ def quantize_file(source: Path, target: Path, plot: Path) -> float:
     Raises:
         CalledProcessError: the command failed; it has said why.
     """
-    target.unlink(missing_ok=True)
-    command = ["quantize", str(source), str(target), "--plot", str(plot)]
+    command = ["quantize", str(source), str(target), "--plot", str(plot), "--overwrite"]
     print("$ fp4rt", *command, flush=True)
     started = time.perf_counter()
     subprocess.run([sys.executable, "-m", "fp4rt", *command], check=True)
@@ -73,7 +73,7 @@ def quantize_file(source: Path, target: Path, plot: Path) -> float:
 def load_quantized(path: Path, names: Sequence[str], xp: Any) -> dict[str, fp4rt.QuantizedTensor]:
     """The quantized weights of the linear layers, moved to where ``xp``'s arrays live."""
     with fp4rt.checkpoint.open(path) as checkpoint:
-        return {name: _moved(checkpoint[f"{name}.weight"], xp) for name in names}
+        return {name: _moved(checkpoint.load(name), xp) for name in names}
 
 
 def _moved(q: fp4rt.QuantizedTensor, xp: Any) -> fp4rt.QuantizedTensor:
@@ -164,7 +164,9 @@ def run(work: Path, sentences: Sequence[str], device: str, console: Console) -> 
         "variants": [asdict(row) for row in rows],
     }
     (work / "report.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    console.print(f"pictures and figures: {work}/weights.png, {work}/embeddings.png, {work}/report.json")
+    console.print(
+        f"pictures and figures: {work}/weights.png, {work}/embeddings.png, {work}/report.json", soft_wrap=True
+    )
     return summary
 
 
@@ -183,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sentences = [line.strip() for line in lines if line.strip()][: options.limit]
         if len(sentences) < 2:
             parser.error(f"need at least 2 sentences to compare, got {len(sentences)} from {options.sentences}")
-        run(options.work, sentences, options.device, Console())
+        run(options.work, sentences, options.device, Console(width=max(Console().width, MINIMUM_WIDTH)))
     except (MissingModel, Fp4rtError, OSError) as error:
         print(error, file=sys.stderr)
         return 1

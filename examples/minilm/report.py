@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -34,37 +35,42 @@ class VariantRow:
 
 
 def print_layers(console: Console, rows: list[LayerRow], variants: list[str]) -> None:
-    """One line a layer."""
-    table = Table(title="Linear layers: signal to quantization noise, dB (more is better)")
-    table.add_column("layer")
-    table.add_column("n x k", justify="right")
-    for column in ("weight", *(f"output, {variant}" for variant in variants)):
-        table.add_column(column, justify="right")
+    """One line for each kind of layer, over the encoder's depth; the picture has every layer."""
+    kinds: dict[str, list[LayerRow]] = {}
     for row in rows:
-        values = (row.weight_db, *(row.output_db[variant] for variant in variants))
-        name = row.name.removeprefix("encoder.layer.")
-        table.add_row(name, f"{row.shape[0]} x {row.shape[1]}", *(f"{value:.1f}" for value in values))
+        kinds.setdefault(row.name.split(".", 3)[3], []).append(row)
+    table = Table(title="SQNR of the weights and of the outputs, dB: mean (worst) over the blocks", box=SIMPLE)
+    table.add_column("layer", no_wrap=True)
+    table.add_column("n x k", justify="right", no_wrap=True)
+    for column in ("weights", *variants):
+        table.add_column(column, justify="right", no_wrap=True)
+    for kind, group in kinds.items():
+        columns = [
+            [row.weight_db for row in group],
+            *([row.output_db[variant] for row in group] for variant in variants),
+        ]
+        cells = [f"{np.mean(values):.1f} ({min(values):.1f})" for values in columns]
+        table.add_row(kind, f"{group[0].shape[0]} x {group[0].shape[1]}", *cells)
     console.print(table)
 
 
 def print_variants(console: Console, rows: list[VariantRow]) -> None:
-    """One line a variant, the original first."""
-    table = Table(title="Sentence embeddings against fp32")
-    headings = ("linears", "their weights", "encode", "cosine mean", "cosine min", "nearest kept")
-    for heading in (*headings, f"nearest {NEIGHBOURS} kept", "rank correlation"):
-        table.add_column(heading, justify="left" if heading == "linears" else "right")
+    """One column a variant, the original first."""
+    table = Table(title="Sentence embeddings", box=SIMPLE)
+    table.add_column("linear layers", no_wrap=True)
     for row in rows:
-        same = row.agreement
-        agreement = ["-"] * 5
-        if same is not None:
-            agreement = [
-                f"{same.mean_cosine:.4f}",
-                f"{same.min_cosine:.4f}",
-                f"{same.nearest_kept} of {same.sentences}",
-            ]
-            agreement += [f"{100 * same.neighbours_kept:.0f} %", f"{same.rank_correlation:.4f}"]
-        size = f"{row.linear_bytes / 1e6:.1f} MB"
-        table.add_row(row.name, size, f"{1e3 * row.encode_seconds:.0f} ms", *agreement)
+        table.add_column(row.name, justify="right", no_wrap=True)
+    table.add_row("bytes of their weights", *(f"{row.linear_bytes / 1e6:.1f} MB" for row in rows))
+    table.add_row("time to encode", *(f"{1e3 * row.encode_seconds:.0f} ms" for row in rows))
+    lines: dict[str, Callable[[EmbeddingAgreement], str]] = {
+        "cosine to fp32, mean": lambda same: f"{same.mean_cosine:.4f}",
+        "cosine to fp32, worst": lambda same: f"{same.min_cosine:.4f}",
+        "nearest neighbour kept": lambda same: f"{same.nearest_kept} of {same.sentences}",
+        f"of the {NEIGHBOURS} nearest kept": lambda same: f"{100 * same.neighbours_kept:.0f} %",
+        "rank correlation of all pairs": lambda same: f"{same.rank_correlation:.4f}",
+    }
+    for title, text in lines.items():
+        table.add_row(title, *("" if row.agreement is None else text(row.agreement) for row in rows))
     console.print(table)
 
 
