@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fp4rt.api import (
         backends,
         dequantize,
+        explain,
         global_scale,
         matmul,
         prepack,
@@ -39,6 +40,7 @@ _EXPORTS = {
     "current_pool": "pool",
     "dequantize": "api",
     "errors": "",
+    "explain": "api",
     "global_scale": "api",
     "matmul": "api",
     "prepack": "api",
@@ -61,6 +63,7 @@ __all__ = [
     "current_pool",
     "dequantize",
     "errors",
+    "explain",
     "global_scale",
     "matmul",
     "prepack",

@@ -27,7 +27,7 @@ from fp4rt.arguments import (
     check_right,
     check_scalar,
 )
-from fp4rt.backend import Backend, BackendStatus, QuantizedViews
+from fp4rt.backend import Backend, BackendStatus, Explanation, QuantizedViews
 from fp4rt.errors import BackendUnavailable, DeviceError, ShapeError
 from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "backends",
     "dequantize",
+    "explain",
     "global_scale",
     "matmul",
     "prepack",
@@ -207,6 +208,26 @@ def matmul(
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
     interop.hold_foreign(stream, left, right, factor, addend, target)
     return out if out is not None else result
+
+
+def explain(a: Any, b: Any, *, measure: bool = False, stream: Any = None) -> Explanation:
+    """How ``matmul(a, b)`` would be computed: kernel, tile, workspace, and why.
+
+    Args:
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        measure: time the candidate tiles on the device first, which waits for it, and remember the fastest for this
+            and later processes, in a file in the cache folder.
+        stream: CUDA stream; the current one of a's library where None.
+
+    Raises:
+        The errors of :func:`matmul` for these operands.
+    """
+    left, _, k = check_left(a, stream)
+    first = left.data if isinstance(left, QuantizedViews) else left
+    stream = interop.stream_handle(stream, first)
+    right, _ = check_right(b, k, first, stream)
+    return _backend(first).explain(left, right, measure, stream)
 
 
 def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:

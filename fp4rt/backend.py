@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fp4rt.prepacked import PrepackedWeight
     from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["Backend", "BackendStatus", "QuantizedViews"]
+__all__ = ["Backend", "BackendStatus", "Explanation", "QuantizedViews"]
 
 
 class QuantizedViews(NamedTuple):
@@ -57,6 +57,15 @@ class BackendStatus(NamedTuple):
     usable: bool
     reason: str
     devices: tuple[str, ...] = ()
+
+
+class Explanation(NamedTuple):
+    """How a product is computed: what ``fp4rt.explain()`` says."""
+
+    kernel: str
+    tile: str  # the kernel's compile-time choices
+    workspace: dict[str, int]  # bytes of temporary memory, by purpose
+    why: str
 
 
 class Backend(Protocol):
@@ -102,6 +111,11 @@ class Backend(Protocol):
         stream: int,
     ) -> Any:
         """(m, n) in ``out_dtype`` = alpha * a @ b.T + bias, fp32 until the one rounding. ``bias`` is (n,)."""
+
+    def explain(
+        self, a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int
+    ) -> Explanation:
+        """How ``matmul(a, b)`` would be computed. ``measure``: time the candidates first and remember the fastest."""
 
     def prepack(self, b: QuantizedViews, stream: int) -> PrepackedWeight:
         """One-time repack of a weight (n, k)."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fp4rt import interop, prepacked
-from fp4rt.backend import BackendStatus, QuantizedViews
+from fp4rt.backend import BackendStatus, Explanation, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.amax import amax_rows, encode_scale
 from fp4rt.cpu.kernels.quantize import quantize_rows
@@ -28,12 +28,21 @@ from fp4rt.tensor import QuantizedTensor
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["dequantize", "global_scale", "matmul", "prepack", "quantize", "relayout", "status", "unpack"]
+__all__ = ["dequantize", "explain", "global_scale", "matmul", "prepack", "quantize", "relayout", "status", "unpack"]
 
 
 def status() -> BackendStatus:
     """The CPU backend runs wherever its dependencies are installed."""
     return BackendStatus("cpu", True, f"{thread_count()} threads", ("cpu",))
+
+
+def explain(
+    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool = False, stream: int = 0
+) -> Explanation:
+    """There is one way on the host, and nothing to measure."""
+    del measure, stream
+    kind = "prepacked tiles" if isinstance(b, PrepackedWeight) else "codes"
+    return Explanation("blas", "", {}, f"host arrays: {kind} are dequantized to fp32 in blocks, BLAS multiplies them")
 
 
 def quantize(

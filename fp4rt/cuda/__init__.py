@@ -17,11 +17,12 @@ from fp4rt.cuda.quantizers.relayout import relayout
 from fp4rt.cuda.status import describe, status
 
 if TYPE_CHECKING:
-    from fp4rt.cuda.gemm import matmul, prepack, unpack
+    from fp4rt.cuda.gemm import explain, matmul, prepack, unpack
 
 __all__ = [
     "dequantize",
     "describe",
+    "explain",
     "global_scale",
     "matmul",
     "prepack",
@@ -31,7 +32,7 @@ __all__ = [
     "unpack",
 ]
 
-_PRODUCTS = ("matmul", "prepack", "unpack")
+_PRODUCTS = ("explain", "matmul", "prepack", "unpack")
 
 
 def __getattr__(name: str) -> Any:

@@ -24,10 +24,10 @@ struct DequantizeActivationsArguments {
 
 constexpr u32 THREADS = 128;
 
-// Defined by the launcher: ALIGN, the bytes that `codes` and its rows are multiples of: 8 or 1.
+// Defined by the launcher: ALIGN, the bytes that `codes` is a multiple of: 4 or 1.
 
 __device__ __forceinline__ u32 load_word(const u8* from) {
-    if constexpr (ALIGN == 8) return load_4(from);
+    if constexpr (ALIGN == 4) return load_4(from);
     return load_1(from) | load_1(from + 1) << 8 | load_1(from + 2) << 16 | load_1(from + 3) << 24;
 }
 

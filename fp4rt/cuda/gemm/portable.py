@@ -1,4 +1,4 @@
-"""The portable kernel's compile-time choices, and what each launch adds to them: kinds and alignments of the operands."""
+"""The portable kernel's compile-time choices, and what a launch adds to them: kinds and alignments of operands."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ class PortableTile:
         defines: dict[str, int | str] = {
             "A_KIND": KINDS[a_kind],
             "A_ALIGN": align.a,
-            "A_SCALE_ALIGN": align.a_scales,
+            "A_SCALE_ALIGN": align.a_scales if a_kind == "nvfp4" else Alignment().a_scales,  # one name for one kernel
             "B_KIND": KINDS[b_kind],
             "B_ALIGN": align.b,
-            "B_SCALE_ALIGN": align.b_scales,
+            "B_SCALE_ALIGN": align.b_scales if b_kind == "nvfp4" else Alignment().b_scales,
             "WARPS_N": self.warps_n,
             "WARPS_M": self.warps_m,
             "WARPS_K": self.warps_k,

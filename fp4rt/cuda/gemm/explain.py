@@ -1,0 +1,59 @@
+"""How a product would be computed, in words; and, if asked, the measuring of how it is computed best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fp4rt.backend import Explanation, QuantizedViews
+from fp4rt.cuda.gemm.autotune import tune
+from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, plan_of, problem_of
+from fp4rt.cuda.results import new_memory
+
+if TYPE_CHECKING:
+    from fp4rt.cuda.gemm.selection import Choice
+    from fp4rt.interop import ArrayView
+    from fp4rt.prepacked import PrepackedWeight
+
+__all__ = ["explain"]
+
+_FLUSHED_BYTES = 256 << 20  # more than any L2 holds: every measured run begins with weights in device memory
+
+
+def explain(
+    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int
+) -> Explanation:
+    """See :class:`fp4rt.backend.Backend`."""
+    first = a.data if isinstance(a, QuantizedViews) else a
+    if a.shape[0] == 0:
+        return Explanation("none", "", {}, "m = 0: nothing is launched")
+    weight = Weight(b, stream)
+    problem = problem_of(a, weight)
+    if measure:
+        tune(problem, _Stopwatch(a, weight, problem, stream))
+        plan_of.cache_clear()
+    choice = plan_of(first.device.index, problem).choice
+    return Explanation(choice.kernel, str(choice.tile or ""), choice.workspace(problem), choice.why)
+
+
+class _Stopwatch:
+    """Microseconds of one product with a choice, weights out of L2. Waits for the device: not while capturing."""
+
+    def __init__(self, a: Any, weight: Any, problem: Any, stream: int) -> None:
+        import cupy
+
+        self._runtime = cupy.cuda.runtime
+        self._event = lambda: cupy.cuda.Event()
+        self._a, self._weight, self._problem, self._stream = a, weight, problem, stream
+        self._device = weight.tiles.device
+        self._out = new_memory((problem.m, problem.n), "float32", self._device, stream)
+        self._flushed = new_memory((_FLUSHED_BYTES,), "uint8", self._device, stream)
+
+    def __call__(self, choice: Choice) -> float:
+        plan = make_plan(self._device.index, self._problem, choice)
+        begin, end = self._event(), self._event()
+        self._runtime.memsetAsync(self._flushed.pointer, 0, _FLUSHED_BYTES, self._stream)
+        self._runtime.eventRecord(begin.ptr, self._stream)
+        launch(plan, self._a, self._weight, "float32", None, None, self._out.pointer, self._stream)
+        self._runtime.eventRecord(end.ptr, self._stream)
+        end.synchronize()
+        return 1e3 * float(self._runtime.eventElapsedTime(begin.ptr, end.ptr))

@@ -1,0 +1,46 @@
+"""What goes before a product: NVFP4 activations to fp16, a plain weight to prepacked tiles; both into a workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.gemm.portable import alignment_of
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.format import BLOCK
+from fp4rt.layout import ceil_div
+
+if TYPE_CHECKING:
+    from fp4rt.backend import QuantizedViews
+
+__all__ = ["activation_specs", "dequantize_activations", "repack"]
+
+ARGUMENTS = argument_struct("kernels/dequantize_activations.cu", "DequantizeActivationsArguments")
+THREADS = 128
+_ALIGNMENTS = (4, 1)
+
+
+def _spec(align: int) -> KernelSpec:
+    return KernelSpec("kernels/dequantize_activations.cu", "dequantize_activations", (("ALIGN", align),))
+
+
+def activation_specs() -> list[KernelSpec]:
+    """Every compilation of dequantize_activations.cu."""
+    return [_spec(align) for align in _ALIGNMENTS]
+
+
+def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
+    """code * scale as fp16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
+    m, k = a.shape
+    blocks = ceil_div(k, BLOCK)
+    align = alignment_of(a.data.pointer, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
+    args = ARGUMENTS.pack(a.data.pointer, a.scales.pointer, to, m, blocks, a.columns, a.layout.index)
+    kernel = _spec(align).on(a.data.device.index)
+    kernel.launch((m * ceil_div(blocks, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
+
+
+def repack(b: QuantizedViews, to: int, stream: int) -> None:
+    """The tiles of ``fp4rt.prepacked`` at address ``to``; what the arithmetic does not see is not kept aside."""
+    from fp4rt.cuda.gemm.prepack import pack_tiles
+
+    pack_tiles(b, to, stream)

@@ -1,0 +1,157 @@
+"""Which kernel computes a product, with which tile, and what goes before and after it. Pure Python, no GPU.
+
+    prepacked B on sm_90a                 decode, small or prefill: fp4rt/cuda/gemm/hopper_choice.py
+    plain B on sm_90a, many tokens        the same, after B is repacked into a workspace
+    everything else from sm_80            portable, from B as it lies or prepacked
+
+NVFP4 activations become fp16 in a workspace first, exactly, except where few of them meet a plain B: the portable
+kernel decodes those itself. Where k is split among blocks, a second kernel adds the parts.
+
+Choosing is: candidates, cost, minimum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fp4rt.cuda.gemm import hopper_choice
+from fp4rt.cuda.gemm.portable_choice import choose_portable
+from fp4rt.errors import BackendUnavailable, ShapeError
+from fp4rt.format import BLOCK
+from fp4rt.layout import ceil_div
+from fp4rt.prepacked import tiles_shape
+
+if TYPE_CHECKING:
+    from fp4rt.cuda.gemm.hopper import HopperTile
+    from fp4rt.cuda.gemm.portable import PortableTile
+    from fp4rt.cuda.gemm.problem import Problem
+
+__all__ = ["HOPPER_KERNELS", "KERNELS", "REPACK_TOKENS", "Choice", "choose"]
+
+HOPPER_KERNELS = ("decode", "small", "prefill")
+KERNELS = ("reference", "portable", *HOPPER_KERNELS)
+HOPPER_ARCH = 90
+REPACK_TOKENS = 192  # from here on repacking B for one product costs less than the portable kernel loses
+DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
+MAX_GRID = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one product is computed.
+
+    Attributes:
+        kernel: one of :data:`KERNELS`.
+        tile: its compile-time choices; None for the reference.
+        splits: parts of k that different blocks sum.
+        activations: "as given", or "fp16" where NVFP4 activations become fp16 in a workspace first.
+        repack: whether B is repacked into a workspace first.
+        why: for people.
+    """
+
+    kernel: str
+    tile: PortableTile | HopperTile | None
+    splits: int
+    activations: str
+    repack: bool
+    why: str
+
+    def workspace(self, problem: Problem) -> dict[str, int]:
+        """Bytes of temporary device memory by purpose."""
+        found = {}
+        if self.activations == "fp16":
+            found["activations"] = problem.m * ceil_div(problem.k, BLOCK) * BLOCK * 2
+        if self.repack:
+            groups, tiles, tile_bytes = tiles_shape(problem.n, problem.k)
+            found["weights"] = groups * tiles * tile_bytes
+        if self.splits > 1:
+            found["partial sums"] = self.splits * problem.m * problem.n * 4
+        return found
+
+
+def choose(problem: Problem, kernel: str | None = None) -> Choice:
+    """The best way for a product with m >= 1.
+
+    Args:
+        problem: the product.
+        kernel: one of :data:`KERNELS` to have that one, for tests and measurements.
+
+    Raises:
+        BackendUnavailable: the kernel asked for cannot compute this; says what is missing.
+        ShapeError: more blocks than a launch can have.
+    """
+    if kernel is not None and kernel not in KERNELS:
+        raise BackendUnavailable(f"no kernel {kernel!r} for products; there are {', '.join(KERNELS)}")
+    if kernel == "reference":
+        choice = _reference(problem)
+    elif kernel == "portable":
+        choice = _portable(problem, "asked for")
+    elif kernel is not None:
+        choice = _hopper(problem, kernel)
+    else:
+        choice = _best(problem)
+    _check_grid(problem, choice)
+    return choice
+
+
+def _best(problem: Problem) -> Choice:
+    missing = _missing_for_hopper(problem)
+    if problem.b_kind == "prepacked" or problem.m >= REPACK_TOKENS:
+        if not missing:
+            return _hopper(problem, None)
+        return _portable(problem, f"not the Hopper kernels: {missing}")
+    if problem.device.arch == HOPPER_ARCH:
+        return _portable(problem, f"b is not prepacked, and repacking it once pays from {REPACK_TOKENS} tokens on")
+    return _portable(problem, f"sm_{problem.device.arch} has no kernels of its own")
+
+
+def _missing_for_hopper(problem: Problem) -> str:
+    device = problem.device
+    if device.arch != HOPPER_ARCH or not device.specific:
+        return f"they need sm_90a, this device is sm_{device.arch}"
+    if problem.a_kind != "nvfp4" and not problem.bulk:
+        return "the copy engine needs a with dense rows at multiples of 16 bytes; pass a copy for speed"
+    if problem.b_kind == "prepacked" and problem.align.b % 16:
+        return "the tiles of b are not at a multiple of 16 bytes"
+    return ""
+
+
+def _hopper(problem: Problem, kernel: str | None) -> Choice:
+    missing = _missing_for_hopper(problem)
+    if missing:
+        raise BackendUnavailable(f"kernel {kernel!r} cannot compute this product: {missing}")
+    tile, splits, why = hopper_choice.choose_hopper(
+        problem.m, problem.n, problem.k, problem.device.multiprocessors, kernel
+    )
+    name = tile.entry.removeprefix("gemm_")
+    repack = problem.b_kind != "prepacked"
+    if repack:
+        why += f"; b is repacked for this product, which pays from {REPACK_TOKENS} tokens on"
+    return Choice(name, tile, splits, "fp16" if problem.a_kind == "nvfp4" else "as given", repack, why)
+
+
+def _portable(problem: Problem, why: str) -> Choice:
+    as_fp16 = problem.a_kind == "nvfp4" and (
+        problem.b_kind == "prepacked" or problem.m > DECODED_TOKENS or problem.k % 2 == 1
+    )
+    a_kind = "float16" if as_fp16 else problem.a_kind
+    tile, splits, why_tile = choose_portable(problem, a_kind)
+    return Choice("portable", tile, splits, "fp16" if as_fp16 else "as given", False, f"{why}; {why_tile}")
+
+
+def _reference(problem: Problem) -> Choice:
+    if problem.b_kind == "prepacked":
+        raise BackendUnavailable("the reference kernel reads plain weights; pass b before prepack")
+    return Choice("reference", None, 1, "as given", False, "asked for")
+
+
+def _check_grid(problem: Problem, choice: Choice) -> None:
+    blocks = ceil_div(problem.m * problem.n, 256)  # the reference, and the addition of parts
+    if choice.kernel == "portable":
+        blocks = choice.tile.blocks(problem.m, problem.n, choice.splits)  # type: ignore[union-attr]
+    if blocks > MAX_GRID:
+        raise ShapeError(
+            f"a product of m = {problem.m} by n = {problem.n} takes {blocks} blocks of the {choice.kernel} kernel, a "
+            f"launch has at most {MAX_GRID}; cut a into parts"
+        )
