@@ -1,19 +1,13 @@
-"""DLPack both ways, capsule by capsule, through ctypes: dlpack.h v1 (``dltensor_versioned``) and v0 (``dltensor``).
+"""Reading DLPack capsules through ctypes: dlpack.h v1 (``dltensor_versioned``) and v0 (``dltensor``).
 
-Importing. ``__dlpack__`` is called with the consumer's stream and the newest version understood; the capsule is
+``__dlpack__`` is called with the consumer's stream and the newest version understood; the capsule is
 renamed ``used_...`` at once, so that nobody consumes it again, and the tensor's deleter is called exactly once,
 when the last view of it dies.
-
-Exporting. One C deleter serves every exported tensor; what the tensor keeps alive stands in ``_exported`` under its
-address until then. At interpreter exit the deleters of what is still alive are replaced by a C function that does
-nothing: a C++ owner that outlives Python must not call into it. (DLPack allows NULL there, but JAX calls it unseen.)
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import struct
 from typing import Any
 
 from fp4rt.device import CPU, Device
@@ -21,7 +15,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import dtypes, streams
 from fp4rt.interop.arrays import ArrayView, dense_strides
 
-__all__ = ["Export", "consume", "make_capsule", "read"]
+__all__ = ["Managed", "ManagedVersioned", "consume", "pythonapi", "read"]
 
 VERSION = (1, 1)
 NAME, VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
@@ -50,13 +44,13 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-class _Managed(ctypes.Structure):
+class Managed(ctypes.Structure):
     """DLManagedTensor."""
 
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
-class _ManagedVersioned(ctypes.Structure):
+class ManagedVersioned(ctypes.Structure):
     """DLManagedTensorVersioned."""
 
     _fields_ = [
@@ -69,22 +63,18 @@ class _ManagedVersioned(ctypes.Structure):
     ]
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def _pythonapi(name: str, result: Any, *arguments: Any) -> Any:
+def pythonapi(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of Python's C API, called with the interpreter lock held."""
     prototype = ctypes.PYFUNCTYPE(result, *arguments)
     return prototype((name, ctypes.pythonapi))
 
 
-_is_valid = _pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_get_pointer = _pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-_set_name = _pythonapi("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_new_capsule = _pythonapi("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_keep_forever = _pythonapi("Py_IncRef", None, ctypes.py_object)
-# A capsule under destruction has no references left: as a py_object it would be revived and destroyed again.
-_dying_is_valid = _pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-_dying_pointer = _pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+_is_valid = pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_get_pointer = pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_set_name = pythonapi("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 
 class ConsumedTensor:
@@ -96,7 +86,7 @@ class ConsumedTensor:
         self.address = address
         self.deleter = deleter
 
-    def __del__(self, call: Any = _Deleter) -> None:  # bound here: module globals may be gone at exit
+    def __del__(self, call: Any = Deleter) -> None:  # bound here: module globals may be gone at exit
         deleter, self.deleter = self.deleter, 0
         if deleter:
             call(deleter)(self.address)
@@ -138,7 +128,7 @@ def consume(capsule: Any, name: str) -> ArrayView:
     if _is_capsule(capsule, VERSIONED_NAME):
         address = _get_pointer(capsule, VERSIONED_NAME)
         _set_name(capsule, USED_VERSIONED_NAME)
-        versioned = _ManagedVersioned.from_address(address)
+        versioned = ManagedVersioned.from_address(address)
         owner = ConsumedTensor(address, versioned.deleter or 0)
         if versioned.major != VERSION[0]:
             raise DtypeError(
@@ -148,7 +138,7 @@ def consume(capsule: Any, name: str) -> ArrayView:
     elif _is_capsule(capsule, NAME):
         address = _get_pointer(capsule, NAME)
         _set_name(capsule, USED_NAME)
-        managed = _Managed.from_address(address)
+        managed = Managed.from_address(address)
         owner = ConsumedTensor(address, managed.deleter or 0)
         tensor = managed.tensor
     elif _is_capsule(capsule, USED_NAME) or _is_capsule(capsule, USED_VERSIONED_NAME):
@@ -203,115 +193,3 @@ def _pair_codes(
             f"{name} holds packed 4-bit codes of shape {shape}, strides {strides}; rows must fill whole bytes"
         )
     return (*shape[:-1], shape[-1] // 2), (*(stride // 2 for stride in strides[:-1]), 1), 2
-
-
-# ---- exporting ----
-
-_TENSOR_FORMAT = "QiiiBBHQQQ"  # DLTensor without padding: 48 bytes
-_LEGACY_FORMAT = f"={_TENSOR_FORMAT}QQ"
-_VERSIONED_FORMAT = f"=IIQQQ{_TENSOR_FORMAT}"
-_exported: dict[int, tuple[Any, Any, int]] = {}  # address -> (the struct's memory, its owner, offset of the deleter)
-
-
-def _forget(address: int) -> None:
-    _exported.pop(address, None)
-
-
-_release = _Deleter(_forget)
-_release_address = ctypes.cast(_release, ctypes.c_void_p).value or 0
-
-
-def _destroy_unused(capsule: int) -> None:
-    """Capsule destructor: a capsule that nobody consumed still owns its tensor."""
-    for name in (NAME, VERSIONED_NAME):
-        if _dying_is_valid(capsule, name):
-            _forget(_dying_pointer(capsule, name))
-
-
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy_unused)
-_destructor_address = ctypes.cast(_destructor, ctypes.c_void_p).value or 0
-
-
-def make_capsule(
-    owner: Any,
-    pointer: int,
-    device: Device,
-    dtype: str,
-    shape: tuple[int, ...],
-    *,
-    versioned: bool = False,
-    readonly: bool = False,
-) -> Any:
-    """A DLPack capsule over dense memory, which ``owner`` keeps alive until the consumer lets it go."""
-    ndim = len(shape)
-    head = struct.calcsize(_VERSIONED_FORMAT if versioned else _LEGACY_FORMAT)
-    memory = ctypes.create_string_buffer(head + 16 * ndim)
-    address = ctypes.addressof(memory)
-    tensor = (
-        pointer,
-        DEVICE_CPU if device.kind == "cpu" else DEVICE_CUDA,
-        device.index,
-        ndim,
-        *dtypes.dlpack_type(dtype),
-        address + head,
-        address + head + 8 * ndim,
-        0,
-    )
-    if versioned:
-        flags = FLAG_READ_ONLY if readonly else 0
-        struct.pack_into(_VERSIONED_FORMAT, memory, 0, *VERSION, 0, _release_address, flags, *tensor)
-    else:
-        struct.pack_into(_LEGACY_FORMAT, memory, 0, *tensor, 0, _release_address)
-    struct.pack_into(f"={2 * ndim}q", memory, head, *shape, *dense_strides(shape))
-    deleter = _ManagedVersioned.deleter if versioned else _Managed.deleter
-    _exported[address] = (memory, owner, deleter.offset)
-    return _new_capsule(address, VERSIONED_NAME if versioned else NAME, _destructor_address)
-
-
-class Export:
-    """Dense memory of ours as an object that speaks DLPack.
-
-    Args:
-        owner: kept alive until the consumer lets the memory go.
-        pointer: address of the first element.
-        device: where it is.
-        dtype: name of the element type.
-        shape: extents.
-        stream: the stream that writes the memory; a consumer's stream is made to wait for it.
-    """
-
-    def __init__(
-        self, owner: Any, pointer: int, device: Device, dtype: str, shape: tuple[int, ...], stream: int = 0
-    ) -> None:
-        self.owner, self.pointer, self.device = owner, pointer, device
-        self.dtype, self.shape, self.stream = dtype, shape, stream
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return (DEVICE_CPU if self.device.kind == "cpu" else DEVICE_CUDA), self.device.index
-
-    def __dlpack__(
-        self,
-        *,
-        stream: int | None = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
-        """A capsule; ``stream`` -1 asks for no order, None for the legacy default stream."""
-        if copy or (dl_device is not None and tuple(map(int, dl_device)) != self.__dlpack_device__()):
-            raise BufferError("exported as it lies only: no copy, no other device")
-        if self.device.kind == "cuda" and stream != -1:
-            streams.order(self.stream, stream or streams.DLPACK_LEGACY_DEFAULT, self.device)
-        versioned = max_version is not None and max_version[0] >= VERSION[0]
-        return make_capsule(self.owner, self.pointer, self.device, self.dtype, self.shape, versioned=versioned)
-
-
-# Ignores its argument, touches no interpreter, and may be called after the end of it.
-_nothing_address = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
-
-
-@atexit.register
-def _disarm_deleters() -> None:
-    for memory, _, deleter_offset in list(_exported.values()):
-        struct.pack_into("=Q", memory, deleter_offset, _nothing_address)
-        _keep_forever(memory)  # whoever holds the tensor still reads the struct after our teardown

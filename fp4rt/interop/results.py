@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from fp4rt.device import CPU, Device
 from fp4rt.errors import DtypeError
 from fp4rt.interop import dtypes, streams
-from fp4rt.interop.dlpack import Export, make_capsule
+from fp4rt.interop.export import Export, hand_over
 from fp4rt.interop.readers import view
 
 __all__ = ["as_uint8", "from_device", "from_host"]
@@ -66,15 +67,19 @@ def from_device(buffer: Any, shape: tuple[int, ...], dtype: str, library: str, o
     pointer = buffer.pointer + offset
     if library == "torch":
         torch = sys.modules["torch"]
-        return torch.utils.dlpack.from_dlpack(make_capsule(buffer, pointer, device, dtype, shape))
+        return hand_over(torch.utils.dlpack.from_dlpack, buffer, pointer, device, dtype, shape)
     if library == "jax":
         jax = sys.modules["jax"]
         return jax.dlpack.from_dlpack(Export(_UntilIdle(buffer), pointer, device, dtype, shape, buffer.stream))
+    ndarray, unowned_memory, memory_pointer = _cupy_types()
+    memory = unowned_memory(pointer, buffer.nbytes - offset, buffer, device.index)
+    return ndarray(shape, dtypes.numpy_dtype(dtype), memory_pointer(memory, 0))
+
+
+@cache  # looking the names up costs as much as a third of the array
+def _cupy_types() -> tuple[Any, Any, Any]:
     cupy = sys.modules["cupy"]
-    kind = dtypes.numpy_dtype(dtype)
-    nbytes = buffer.nbytes - offset
-    memory = cupy.cuda.UnownedMemory(pointer, nbytes, buffer, device.index)
-    return cupy.ndarray(shape, kind, cupy.cuda.MemoryPointer(memory, 0))
+    return cupy.ndarray, cupy.cuda.UnownedMemory, cupy.cuda.MemoryPointer
 
 
 class _UntilIdle:

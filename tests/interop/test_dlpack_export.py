@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from fp4rt import interop
-from fp4rt.interop import dlpack
-from fp4rt.interop.dlpack import Export, make_capsule
+from fp4rt.interop import export as exports
+from fp4rt.interop.export import Export, make_capsule
 
 
 class Memory:
@@ -68,7 +68,7 @@ def test_a_capsule_that_nobody_consumes_gives_its_memory_back(versioned: bool) -
     del capsule
     gc.collect()
     assert alive() is None
-    assert not dlpack._exported
+    assert not exports._exported
 
 
 def test_a_version_is_given_only_to_who_asks_for_it() -> None:
@@ -116,7 +116,7 @@ def test_arrays_that_outlive_the_interpreter_do_not_call_into_it(library: str) -
     code = f"""
 import builtins, ctypes, numpy as np, {library}
 from fp4rt import interop
-from fp4rt.interop.dlpack import Export, _disarm_deleters, _exported
+from fp4rt.interop.export import Export, _disarm_deleters, _exported
 memory = np.zeros(4096, np.uint8)
 pointer = -(-memory.ctypes.data // 64) * 64
 consume = {"torch.from_dlpack" if library == "torch" else "jax.dlpack.from_dlpack"}
