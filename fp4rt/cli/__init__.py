@@ -13,6 +13,7 @@ from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli.bench import bench
 from fp4rt.cli.compile import compile_kernels
 from fp4rt.cli.convert import convert, dequantize, quantize
+from fp4rt.cli.coverage import coverage
 from fp4rt.cli.doctor import doctor
 from fp4rt.cli.look import inspect, verify
 from fp4rt.version import __version__
@@ -29,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=RULES)(quantize)
-for command in (dequantize, convert, inspect, verify, doctor, bench):
+for command in (dequantize, convert, inspect, verify, doctor, coverage, bench):
     app.command()(command)
 app.command("compile")(compile_kernels)
 

@@ -7,10 +7,12 @@ from fp4rt.errors import ShapeError
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.upstream import Upstream
 
-__all__ = ["Arena", "size_class"]
+__all__ = ["DEFAULT_STREAMS", "SIZE_CLASSES", "Arena", "size_class"]
 
 DEFAULT_STREAMS = (0, 1)  # the null handle and cudaStreamLegacy: one stream, which cannot be captured
 SMALLEST_CLASS = 512  # bytes; also CuPy's and PyTorch's unit, and more than any vector load or tensor-core tile needs
+SIZE_CLASSES: dict[int, int] = {}  # what size_class has answered: a look-up costs a quarter of the calculation
+REMEMBERED_CLASSES = 4096
 CLASS_BITS = 3  # classes between one power of two and the next: 2**3, so at most 1/8 of a block is unused
 
 
@@ -19,15 +21,14 @@ def size_class(nbytes: int) -> int:
 
     9,000 bytes: 2^13 < 9,000 <= 2^14, the step is 2^13 / 8 = 1,024, the class 9,216.
     """
-    if nbytes <= SMALLEST_CLASS:
-        if nbytes < 0:
-            raise ShapeError(f"PaddedPool.allocate needs nbytes >= 0, got {nbytes}")
-        return SMALLEST_CLASS
-    last = nbytes - 1
-    shift = last.bit_length() - 1 - CLASS_BITS
-    if shift < 9:  # log2(SMALLEST_CLASS)
-        shift = 9
-    return ((last >> shift) + 1) << shift
+    if nbytes < 0:
+        raise ShapeError(f"PaddedPool.allocate needs nbytes >= 0, got {nbytes}")
+    last = max(nbytes, SMALLEST_CLASS) - 1
+    shift = max(last.bit_length() - 1 - CLASS_BITS, SMALLEST_CLASS.bit_length() - 1)
+    size = ((last >> shift) + 1) << shift
+    if len(SIZE_CLASSES) < REMEMBERED_CLASSES:
+        SIZE_CLASSES[nbytes] = size
+    return size
 
 
 class Arena:
@@ -54,8 +55,11 @@ class Arena:
         """Takes a block back."""
         if block.capture:
             self.captured.setdefault((block.capture, block.size), []).append(block)
-        else:
-            self.free.setdefault(block.size, []).append(block)
+            return
+        try:
+            self.free[block.size].append(block)
+        except KeyError:
+            self.free[block.size] = [block]
 
     def usable_in_capture(self, capture: int, size: int) -> list[Block] | None:
         """The list to pop a block from while the stream records a graph, or None.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from fp4rt.cli import run
 from fp4rt.coverage import CoverageError
 from fp4rt.coverage.script import find_checks, run_checks
 from fp4rt.errors import ShapeError
@@ -54,6 +57,30 @@ def test_check_that_returns_no_verdict_is_refused(tmp_path):
     path.write_text("def cover_it():\n    return True\n")
     with pytest.raises(ShapeError, match=r"cover_it of .* returned bool"):
         run_checks(path)
+
+
+def test_command_prints_the_verdicts_and_exits_with_1_where_one_is_broken(script, capsys):
+    assert run(["coverage", str(script)]) == 1
+    said = capsys.readouterr().out
+    assert "last_row: coverage is BROKEN" in said
+    assert "never written: 4 bytes (0 in the padding, 4 in the valid part), first byte 12 = (row 3, column 0)" in said
+    assert "rows: coverage holds" in said
+    assert run(["coverage", str(script), "--only", "rows"]) == 0
+
+
+def test_command_speaks_json(script, capsys):
+    assert run(["coverage", str(script), "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["rows"]["ok"] is True
+    assert said["last_row"]["outputs"][0]["missed"]["first"]["offset"] == 12
+
+
+def test_command_refuses_a_script_that_is_not_there_and_one_without_checks(tmp_path, capsys):
+    assert run(["coverage", str(tmp_path / "none.py")]) == 2
+    path = tmp_path / "nothing.py"
+    path.write_text("")
+    assert run(["coverage", str(path)]) == 1
+    assert "no function named cover_..." in capsys.readouterr().err
 
 
 def test_the_fixture_passes_what_is_covered(assert_covers):

@@ -1,0 +1,33 @@
+"""``fp4rt coverage``: run the coverage checks of a script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fp4rt.cli.console import BAD_INPUT, failing, print_json
+from fp4rt.coverage.script import run_checks
+
+__all__ = ["coverage"]
+
+
+@failing
+def coverage(
+    script: Annotated[
+        Path,
+        typer.Argument(metavar="SCRIPT", exists=True, dir_okay=False, help="Python file with cover_... functions"),
+    ],
+    only: Annotated[str | None, typer.Option("--only", metavar="TEXT", help="Checks with TEXT in their name.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Say which bytes kernels never write: runs the functions of SCRIPT named cover_..., each returning a verdict."""
+    verdicts = run_checks(script, only)
+    if as_json:
+        print_json({name: verdict.as_dict() for name, verdict in verdicts.items()})
+    else:
+        for name, verdict in verdicts.items():
+            print(f"{name}: {verdict}")
+    if not all(verdicts.values()):
+        raise typer.Exit(BAD_INPUT)
