@@ -19,7 +19,7 @@ import numpy as np
 from fp4rt import api
 from fp4rt.cpu.reference import nearest_even_code
 from fp4rt.errors import CheckpointError, ShapeError
-from fp4rt.format import E4M3
+from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3
 from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["FUSE_MODES", "FusedParts", "fuse"]
@@ -74,9 +74,10 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
     if mode == "keep" and len(set(encode)) > 1:
         return FusedParts(tuple(parts), math.inf, 0.0, 0)
     smallest = min(encode)
-    scales, signal, noise, largest, lost = [], 0.0, 0.0, 0.0, 0
+    data, scales, signal, noise, largest, lost = [], [], 0.0, 0.0, 0.0, 0
     for part, own in zip(parts, encode, strict=True):
         if own == smallest:
+            data.append(part.data)
             scales.append(part.scales)
             continue
         rescaled = _rescale(part.scales, smallest / own)
@@ -85,11 +86,12 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
         noise += float(np.square(difference).sum())
         largest = max(largest, float(np.abs(difference).max(initial=0)))
         lost += int(np.count_nonzero(E4M3.values[rescaled] * own != E4M3.values[part.scales] * smallest))
+        data.append(_without_codes(part.data, rescaled == 0))
         scales.append(rescaled)
     if noise:
         signal = sum(float(np.square(api.dequantize(part), dtype=np.float64).sum()) for part in parts)
     joined = QuantizedTensor.trusted(
-        np.concatenate([part.data for part in parts]),
+        np.concatenate(data),
         np.concatenate(scales),
         np.array([smallest], np.float32),
         (sum(part.shape[0] for part in parts), parts[0].shape[1]),
@@ -105,6 +107,12 @@ def _rescale(scales: np.ndarray, ratio: np.float32) -> np.ndarray:
         table = nearest_even_code(np.abs(E4M3.values) * np.float32(ratio), E4M3)
     table[np.isnan(E4M3.values)] = E4M3.nan_codes[0]
     return table[scales]
+
+
+def _without_codes(data: np.ndarray, zero: np.ndarray) -> np.ndarray:
+    """Codes 0 in blocks whose scale has become 0."""
+    blocks = data.reshape(*zero.shape, BLOCK // CODES_PER_BYTE)
+    return np.where(zero[..., None], np.uint8(0), blocks).reshape(data.shape)
 
 
 def _with_scales(part: QuantizedTensor, scales: np.ndarray, encode: np.float32) -> QuantizedTensor:

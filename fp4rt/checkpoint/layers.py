@@ -45,7 +45,7 @@ def matrices(store: Store, layer: StoredLayer, first: int = 0) -> Iterator[Quant
     """The matrices of a layer in linear layout: its experts from ``first`` on, its fused parts, or the one it is."""
     scales = global_scales(store, layer)
     count = layer.experts or 1
-    per_matrix = scales if scales.size == count else np.broadcast_to(scales, (count,))
+    per_matrix = np.broadcast_to(scales, (count,)) if scales.size == 1 else scales
     for index in range(first, count):
         data, block_scales = _matrix(store, layer, index)
         if layer.fused_rows:

@@ -14,6 +14,7 @@ from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
 from fp4rt.checkpoint.operations import Copy, Quantize
+from fp4rt.checkpoint.overrides import Overrides
 from fp4rt.checkpoint.plan import Plan, format_named, make_jobs, scale_layout
 from fp4rt.checkpoint.selection import Selection, unused
 from fp4rt.checkpoint.store import Store
@@ -74,6 +75,8 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
     patterns = (*options.selection.include, *options.selection.exclude)
     for pattern in unused(patterns, list(store)):
         raise CheckpointError(f"{store.path}: the pattern {printable(pattern)} fits no tensor")
+    if isinstance(options.override, Overrides):
+        options.override.check_used(list(store))
     transposed = configuration.config.get("model_type") in TRANSPOSED_MODELS
     operations: dict[str, Any] = {}
     for name in store:

@@ -1,0 +1,169 @@
+"""CASES B03, B04, B22: scale conventions are explicit, and a missing or unusable scale is an error that names it."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt import checkpoint
+from fp4rt.checkpoint.formats import decode_scale, encode_scale, storable_scale, swap_nibbles
+from fp4rt.checkpoint.reader import TensorFile
+from fp4rt.errors import CheckpointError, DtypeError
+
+
+def values(path, **options):
+    return fp4rt.dequantize(checkpoint.load(path, "w", **options))[0].tolist()
+
+
+def test_decode_scale_of_modelopt_is_a_multiplier(tmp_path, files):
+    got = values(files.make(tmp_path / "x.safetensors", files.modelopt(0.25)))
+    assert got == files.values
+    assert [np.signbit(v) for v in got] == [np.signbit(v) for v in files.values]
+
+
+def test_encode_scale_of_compressed_tensors_is_a_divisor(tmp_path, files):
+    got = values(files.make(tmp_path / "x.safetensors", files.compressed_tensors(4.0)))
+    assert got == files.values
+    assert max(got) == 3
+
+
+def test_modelopt_to_compressed_tensors_and_back_keeps_every_byte(tmp_path, files):
+    source = files.make(tmp_path / "mo.safetensors", files.modelopt(0.25))
+    checkpoint.convert(source, tmp_path / "ct.safetensors", "compressed-tensors")
+    ct = TensorFile(tmp_path / "ct.safetensors")
+    assert ct["w.weight_global_scale"].tolist() == [4.0]
+    assert ct["w.weight_packed"].tobytes() == files.codes
+    checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "back.safetensors", "modelopt")
+    before, after = TensorFile(source), TensorFile(tmp_path / "back.safetensors")
+    assert set(before) == set(after)
+    for name in before:
+        assert bytes(before.raw(name)) == bytes(after.raw(name))
+        assert before.entry(name).shape == after.entry(name).shape
+        assert before.entry(name).dtype == after.entry(name).dtype
+
+
+@pytest.mark.parametrize("missing", ["w.weight_scale_2", "w.weight_scale"])
+def test_missing_scale_of_modelopt_is_named(missing, tmp_path, files):
+    tensors = files.modelopt()
+    del tensors[missing]
+    with pytest.raises(CheckpointError, match=f"'{missing}' is missing"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+def test_missing_codes_are_named(tmp_path, files):
+    tensors = files.modelopt()
+    del tensors["w.weight"]
+    with pytest.raises(CheckpointError, match="'w.weight'.* is missing"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+@pytest.mark.parametrize("missing", ["w.weight_global_scale", "w.weight_scale"])
+def test_missing_scale_of_compressed_tensors_is_named(missing, tmp_path, files):
+    tensors = files.compressed_tensors()
+    del tensors[missing]
+    with pytest.raises(CheckpointError, match=f"'{missing}' is missing"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-45])
+def test_unusable_global_scale_is_named_with_its_value(bad, tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", files.modelopt(bad))
+    with pytest.raises(CheckpointError, match=f"'w.weight_scale_2' is {np.float32(bad)}"):
+        checkpoint.load(path, "w")
+    findings = checkpoint.verify(path)
+    assert [finding.severity for finding in findings] == ["error"]
+    assert "w.weight_scale_2" in findings[0].message
+
+
+def test_unusable_input_scale_is_an_error_too(tmp_path, files):
+    tensors = {**files.modelopt(), "w.input_scale": ("F32", [], files.f32(0.0))}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"'w.input_scale' is 0\.0"):
+        checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors")
+    assert not (tmp_path / "y.safetensors").exists()
+
+
+def test_doubled_decode_scale_doubles_every_value_exactly(tmp_path, files):
+    one = values(files.make(tmp_path / "a.safetensors", files.modelopt(0.25)))
+    two = values(files.make(tmp_path / "b.safetensors", files.modelopt(0.5)))
+    assert two == [2 * v for v in one]
+    assert max(two) == 6
+
+
+@pytest.mark.parametrize("shape", [[], [1], [1, 1]])
+@pytest.mark.parametrize("kind", ["modelopt", "compressed_tensors"])
+def test_scalar_scales_are_read_in_any_shape(kind, shape, tmp_path, files):
+    tensors = getattr(files, kind)()
+    name = next(name for name in tensors if tensors[name][0] == "F32")
+    tensors[name] = ("F32", shape, tensors[name][2])
+    assert values(files.make(tmp_path / "x.safetensors", tensors)) == files.values
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16", "F64", "U8"])
+def test_global_scale_of_another_dtype_is_refused(dtype, tmp_path, files):
+    size = {"F64": 8, "U8": 1}.get(dtype, 2)
+    tensors = {**files.modelopt(), "w.weight_scale_2": (dtype, [], bytes(size))}
+    with pytest.raises(CheckpointError, match=rf"'w.weight_scale_2' is {dtype}; wanted F32"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+@pytest.mark.parametrize("tag", ["F8_E4M3", "U8"])
+def test_scale_bytes_are_reinterpreted_and_never_converted(tag, tmp_path, files):
+    """CASES B22: byte 0x38 is 1.0, whether the file calls it F8_E4M3 or U8."""
+    tensors = {
+        "w.weight": ("U8", [1, 8], b"\x77" * 8),
+        "w.weight_scale": (tag, [1, 1], b"\x38"),
+        "w.weight_scale_2": ("F32", [], files.f32(1.0)),
+    }
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    assert values(path) == [6.0] * 16
+    checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors")
+    written = TensorFile(tmp_path / "y.safetensors")
+    assert written.entry("w.weight_scale").dtype == "F8_E4M3"
+    assert bytes(written.raw("w.weight_scale")) == b"\x38"
+
+
+@pytest.mark.parametrize("view", [np.uint8, np.int8, ml_dtypes.float8_e4m3fn])
+def test_saved_scales_keep_their_bytes_whatever_dtype_holds_them(view, tmp_path):
+    scales = np.array([[0x38]], np.uint8).view(view)
+    q = fp4rt.QuantizedTensor(np.full((1, 8), 0x77, np.uint8), scales, np.ones(1, np.float32), (1, 16), "linear")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q})
+    assert bytes(TensorFile(tmp_path / "x.safetensors").raw("w.weight_scale")) == b"\x38"
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float64])
+def test_scales_of_a_wrong_dtype_are_refused_naming_the_right_ones(dtype):
+    with pytest.raises(DtypeError, match="float8_e4m3fn"):
+        fp4rt.QuantizedTensor(
+            np.zeros((1, 8), np.uint8), np.zeros((1, 1), dtype), np.ones(1, np.float32), (1, 16), "linear"
+        )
+
+
+def test_storable_scale_survives_any_number_of_conversions():
+    """Every fp32 mantissa: after one trip through the decode convention nothing changes any more."""
+    mantissas = np.arange(1 << 23, dtype=np.uint32)
+    for exponent in (1, 100, 127, 128, 253):
+        encode = (mantissas | np.uint32(exponent << 23)).view(np.float32)
+        once = encode_scale(decode_scale(encode))
+        assert np.array_equal(encode_scale(decode_scale(once)), once)
+        decode = decode_scale(once)
+        assert np.array_equal(decode_scale(encode_scale(decode)), decode)
+        units = 1 if exponent < 253 else 2  # 1 / 2^126 is a subnormal, which has fewer bits
+        assert np.abs(once.view(np.int32) - encode.view(np.int32)).max() <= units
+
+
+@pytest.mark.parametrize("encode", [float(np.finfo(np.float32).max), 1e-38, 1.0, 3.3e38])
+def test_storable_scale_is_finite_in_both_conventions(encode):
+    stored = storable_scale(encode)
+    assert np.isfinite(stored)
+    assert stored > 0
+    assert encode_scale(decode_scale(stored)) == stored
+    assert abs(float(stored) / encode - 1) < 1e-6
+
+
+def test_swapping_nibbles_twice_changes_nothing():
+    data = np.arange(256, dtype=np.uint8)
+    assert np.array_equal(swap_nibbles(swap_nibbles(data)), data)
+    assert swap_nibbles(np.array([0x1F], np.uint8))[0] == 0xF1

@@ -1,0 +1,384 @@
+"""Between formats: codes and block scales move and never change, in single files, shards, stacks and fused layers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4rt
+from bench.checkpoint_model import TINY, Size, write_model
+from fp4rt import checkpoint
+from fp4rt.checkpoint.reader import TensorFile
+from fp4rt.errors import CheckpointError
+
+
+def chain(start, folder, *formats):
+    """Convert from folder to folder; the last one."""
+    for index, form in enumerate(formats):
+        target = folder / f"{index}-{form}"
+        checkpoint.convert(start, target, form)
+        start = target
+    return start
+
+
+def test_round_trip_through_all_formats_is_byte_identical(quantized, tmp_path, read_tree):
+    last = chain(quantized, tmp_path, "compressed-tensors", "comfy", "modelopt")
+    assert read_tree(last) == read_tree(quantized)
+
+
+def test_every_code_and_block_scale_is_the_same_in_every_format(quantized, tmp_path):
+    reference = checkpoint.open(quantized)
+    for form in ("compressed-tensors", "comfy"):
+        other = checkpoint.open(chain(quantized, tmp_path / form, form))
+        assert other.format == form
+        assert set(other.layers) == set(reference.layers)
+        for name in reference.layers:
+            a, b = reference.load(name), other.load(name)
+            assert np.array_equal(a.data, b.data), name
+            assert np.array_equal(a.scales, b.scales), name
+            assert a.global_scale[0] == b.global_scale[0]
+
+
+def test_foreign_global_scale_moves_by_at_most_one_unit(tmp_path, files):
+    """A decode scale that fp4rt did not make may have no exact reciprocal; codes and block scales are kept."""
+    decode = np.float32(1.9999998)
+    path = files.make(tmp_path / "x.safetensors", files.modelopt(decode))
+    checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
+    checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "back.safetensors", "modelopt")
+    back = TensorFile(tmp_path / "back.safetensors")
+    assert abs(int(back["w.weight_scale_2"].view(np.int32)) - int(decode.view(np.int32))) <= 1
+    assert bytes(back.raw("w.weight")) == files.codes
+
+
+def test_comfy_stores_high_nibble_first_and_swizzled_scales(quantized, tmp_path):
+    comfy = checkpoint.open(chain(quantized, tmp_path, "comfy"))
+    name = "model.layers.0.self_attn.k_proj"
+    q = checkpoint.open(quantized).load(name)
+    stored = comfy[f"{name}.weight"]
+    assert np.array_equal(stored, (q.data << 4) | (q.data >> 4))
+    swizzled = fp4rt.relayout(q, "128x4").scales
+    assert np.array_equal(comfy[f"{name}.weight_scale"].view(np.uint8), swizzled)
+    layers = json.loads(comfy.metadata["_quantization_metadata"])
+    assert layers["format_version"] == "1.0"
+    assert {"format": "nvfp4"} in layers["layers"].values()
+
+
+def test_comfy_pads_rows_to_sixteen_and_reading_takes_them_away(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20, 64), np.float32)
+    q = fp4rt.quantize(x, layout="linear")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q}, format="comfy")
+    opened = checkpoint.open(tmp_path / "x.safetensors")
+    assert opened["w.weight"].shape == (32, 32)
+    assert not opened["w.weight"][20:].any()
+    loaded = opened.load("w")
+    assert loaded.shape == (20, 64)
+    assert np.array_equal(loaded.data, q.data)
+    assert np.array_equal(loaded.scales, q.scales)
+    assert checkpoint.verify(tmp_path / "x.safetensors") == []
+
+
+def test_parts_of_a_layer_may_lie_in_different_shards(quantized, tmp_path, read_tree):
+    """As other writers cut shards by size: codes in one file, scales in the next."""
+    moved = tmp_path / "moved"
+    shutil.copytree(quantized, moved)
+    index = json.loads((moved / "model.safetensors.index.json").read_text())
+    first, second = sorted(set(index["weight_map"].values()))[:2]
+    name = next(n for n, f in index["weight_map"].items() if f == first and n.endswith("weight_scale"))
+    tensors = {shard: TensorFile(quantized / shard) for shard in (first, second)}
+
+    def rewrite(shard, names):
+        from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec
+
+        specs = [TensorSpec(n, f.entry(n).dtype, f.entry(n).shape) for n, f in names]
+        with TensorFileWriter(moved / shard, specs, {}) as writer:
+            for n, f in names:
+                writer.write(n, f.raw(n))
+
+    rewrite(first, [(n, tensors[first]) for n in tensors[first] if n != name])
+    rewrite(second, [(name, tensors[first]), *((n, tensors[second]) for n in tensors[second])])
+    index["weight_map"][name] = second
+    (moved / "model.safetensors.index.json").write_text(json.dumps(index))
+    a = chain(quantized, tmp_path / "a", "compressed-tensors")
+    b = chain(moved, tmp_path / "b", "compressed-tensors")
+    differences = checkpoint.compare(a, b)
+    assert {row.verdict for row in differences} == {"identical"}
+    weight_map = json.loads((b / "model.safetensors.index.json").read_text())["weight_map"]
+    assert weight_map[name] == first  # with its codes again
+
+
+def test_configuration_and_companions_go_along(quantized, tmp_path, model):
+    ct = chain(quantized, tmp_path, "compressed-tensors")
+    config = json.loads((ct / "config.json").read_text())
+    original = json.loads((model / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    assert config == original
+    assert quantization["quant_method"] == "compressed-tensors"
+    assert quantization["format"] == "nvfp4-pack-quantized"
+    assert quantization["ignore"] == ["model.layers.2.mlp.gate"]
+    assert not (ct / "hf_quant_config.json").exists()
+    assert (ct / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    hf_quant = json.loads((quantized / "hf_quant_config.json").read_text())["quantization"]
+    assert hf_quant == {
+        "quant_algo": "W4A16_NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": 16,
+        "exclude_modules": ["model.layers.2.mlp.gate"],
+    }
+
+
+def test_dequantized_model_has_the_original_names_and_no_quantization(quantized, tmp_path, model):
+    checkpoint.dequantize(quantized, tmp_path / "bf16", "bf16")
+    plain, original = checkpoint.open(tmp_path / "bf16"), checkpoint.open(model)
+    assert plain.format == "plain"
+    assert set(plain) == set(original)
+    assert "quantization_config" not in json.loads((tmp_path / "bf16" / "config.json").read_text())
+    for name in original:
+        assert plain[name].shape == original[name].shape
+        assert plain[name].dtype == original[name].dtype
+    q = checkpoint.open(quantized)
+    for name in q.layers:
+        assert np.array_equal(plain[name], fp4rt.dequantize(q.load(name), "bfloat16"))
+
+
+@pytest.mark.parametrize("name, dtype", [("fp16", "float16"), ("fp32", "float32"), ("bf16", "bfloat16")])
+def test_dequantized_dtype_is_the_one_asked_for(name, dtype, quantized, tmp_path):
+    checkpoint.convert(quantized, tmp_path / "out", name)
+    layer = "model.layers.0.self_attn.q_proj.weight"
+    assert checkpoint.open(tmp_path / "out")[layer].dtype.name == dtype
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def test_activation_scales_change_convention_too(tmp_path, files):
+    tensors = {**files.modelopt(0.25), "w.input_scale": ("F32", [], files.f32(0.5))}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
+    ct = TensorFile(tmp_path / "ct.safetensors")
+    assert ct["w.input_global_scale"].tolist() == [2.0]
+    config = json.loads(ct.metadata["quantization_config"])
+    assert config["config_groups"]["group_0"]["input_activations"]["dynamic"] == "local"
+    checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "mo.safetensors", "modelopt")
+    assert TensorFile(tmp_path / "mo.safetensors")["w.input_scale"] == 0.5
+    quantization = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
+    assert quantization["quant_algo"] == "NVFP4"
+
+
+def test_layers_with_and_without_activation_scales_become_two_groups(tmp_path, files):
+    other = {name.replace("w.", "v."): value for name, value in files.modelopt().items()}
+    tensors = {**files.modelopt(), "w.input_scale": ("F32", [], files.f32(0.5)), **other}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
+    groups = json.loads(TensorFile(tmp_path / "ct.safetensors").metadata["quantization_config"])["config_groups"]
+    assert [(group["targets"], group["input_activations"] is None) for group in groups.values()] == [
+        (["w"], False),
+        (["v"], True),
+    ]
+    checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "mo.safetensors", "modelopt")
+    quantization = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
+    assert quantization["quant_algo"] == "MIXED_PRECISION"
+    assert quantization["quantized_layers"]["v"] == {"quant_algo": "W4A16_NVFP4", "group_size": 16}
+
+
+@pytest.fixture(scope="module")
+def stacked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stacked")
+    source = write_model(folder / "model", Size(**{**TINY.__dict__, "stacked": True}), shards=2)
+    checkpoint.quantize(source, folder / "q")
+    return source, folder / "q"
+
+
+EXPERTS = "model.layers.2.mlp.experts"
+
+
+def test_stacked_experts_have_a_global_scale_each(stacked):
+    source, quantized = stacked
+    opened, plain = checkpoint.open(quantized), checkpoint.open(source)
+    layer = opened.layer(f"{EXPERTS}.gate_up_proj")
+    assert layer.shape == (2, 64, 64)
+    assert opened[f"{EXPERTS}.gate_up_proj_weight_scale_2"].shape == (2,)
+    for expert in range(2):
+        q = opened.load(f"{EXPERTS}.gate_up_proj", expert=expert)
+        direct = fp4rt.quantize(plain[f"{EXPERTS}.gate_up_proj"][expert], float(q.global_scale[0]), layout="linear")
+        assert np.array_equal(q.data, direct.data)
+        assert np.array_equal(q.scales, direct.scales)
+    with pytest.raises(CheckpointError, match="stack of 2 experts"):
+        opened.load(f"{EXPERTS}.gate_up_proj")
+
+
+def test_stacked_experts_become_modules_in_compressed_tensors(stacked, tmp_path):
+    _, quantized = stacked
+    ct = checkpoint.open(chain(quantized, tmp_path, "compressed-tensors"))
+    before = checkpoint.open(quantized)
+    for expert in range(2):
+        whole = before.load(f"{EXPERTS}.gate_up_proj", expert=expert)
+        gate, up = (ct.load(f"{EXPERTS}.{expert}.{part}") for part in ("gate_proj", "up_proj"))
+        assert np.array_equal(np.concatenate([gate.data, up.data]), whole.data)
+        assert np.array_equal(np.concatenate([gate.scales, up.scales]), whole.scales)
+        assert gate.global_scale[0] == up.global_scale[0] == whole.global_scale[0]
+        down = ct.load(f"{EXPERTS}.{expert}.down_proj")
+        assert np.array_equal(down.data, before.load(f"{EXPERTS}.down_proj", expert=expert).data)
+
+
+def test_stacked_experts_survive_comfy(stacked, tmp_path, read_tree):
+    _, quantized = stacked
+    last = chain(quantized, tmp_path, "comfy", "modelopt")
+    assert read_tree(last) == read_tree(quantized)
+
+
+def test_experts_stored_transposed_are_quantized_along_k(tmp_path):
+    """Llama 4 and gpt-oss keep (experts, k, n): blocks still run along k."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((2, 48, 20), np.float32)
+    source = tmp_path / "model"
+    source.mkdir()
+    checkpoint.save(source / "model.safetensors", {"experts.gate_up_proj": x})
+    (source / "config.json").write_text('{"model_type": "llama4"}')
+    checkpoint.quantize(source, tmp_path / "q")
+    opened = checkpoint.open(tmp_path / "q")
+    assert opened["experts.gate_up_proj"].shape == (2, 24, 20)
+    assert opened["experts.gate_up_proj_weight_scale"].shape == (2, 3, 20)
+    assert opened.layer("experts.gate_up_proj").transposed
+    for expert in range(2):
+        q = opened.load("experts.gate_up_proj", expert=expert)
+        direct = fp4rt.quantize(np.ascontiguousarray(x[expert].T), float(q.global_scale[0]), layout="linear")
+        assert np.array_equal(q.data, direct.data)
+    checkpoint.dequantize(tmp_path / "q", tmp_path / "bf16")
+    back = checkpoint.open(tmp_path / "bf16")["experts.gate_up_proj"]
+    assert back.shape == x.shape
+    assert np.abs(back.astype(np.float32) - x).max() < 0.5
+    with pytest.raises(CheckpointError, match="no comfy form"):
+        checkpoint.convert(tmp_path / "q", tmp_path / "comfy", "comfy")
+
+
+def test_interleaved_gate_and_up_are_not_cut(tmp_path):
+    source = tmp_path / "model"
+    source.mkdir()
+    x = np.random.default_rng(0).standard_normal((2, 32, 32)).astype(ml_dtypes.bfloat16)
+    checkpoint.save(source / "model.safetensors", {"experts.gate_up_proj": x})
+    (source / "config.json").write_text('{"model_type": "gpt_oss"}')
+    checkpoint.quantize(source, tmp_path / "q")
+    with pytest.raises(CheckpointError, match="interleaves"):
+        checkpoint.convert(tmp_path / "q", tmp_path / "ct", "compressed-tensors")
+
+
+def parts_of(decodes, files, rows=2):
+    rng = np.random.default_rng(1)
+    tensors = {}
+    for name, decode in zip("qkv", decodes, strict=True):
+        tensors[f"l.{name}_proj.weight"] = ("U8", [rows, 16], rng.integers(0, 256, rows * 16, np.uint8).tobytes())
+        scales = rng.integers(0x20, 0x70, rows * 2, np.uint8).tobytes()
+        tensors[f"l.{name}_proj.weight_scale"] = ("F8_E4M3", [rows, 2], scales)
+        tensors[f"l.{name}_proj.weight_scale_2"] = ("F32", [], files.f32(decode))
+        tensors[f"l.{name}_proj.bias"] = ("F32", [rows], files.f32(*range(rows)))
+    return tensors
+
+
+QKV = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+
+def whole(path):
+    opened = checkpoint.open(path)
+    return np.concatenate([fp4rt.dequantize(opened.load(f"l.{name}_proj")) for name in "qkv"])
+
+
+def test_fusing_equal_scales_is_lossless(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", parts_of((0.25, 0.25, 0.25), files))
+    for mode in ("keep", "rescale"):
+        report = checkpoint.convert(
+            path, tmp_path / f"{mode}.safetensors", "modelopt", fuse=QKV, fused_scales=mode, overwrite=True
+        )
+        fused = checkpoint.open(tmp_path / f"{mode}.safetensors")
+        assert np.array_equal(fp4rt.dequantize(fused.load("l.qkv_proj")), whole(path))
+        assert fused["l.qkv_proj.bias"].tolist() == [0, 1] * 3
+        assert next(row.note for row in report.tensors if row.action == "fused") == "lossless"
+
+
+def test_fusing_different_scales_can_keep_them_by_part(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", parts_of((0.25, 1.0, 0.3), files))
+    checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse=QKV, fused_scales="keep")
+    fused = checkpoint.open(tmp_path / "f.safetensors")
+    assert fused["l.qkv_proj.weight_scale_2"].shape == (3,)
+    parts = fused.load_parts("l.qkv_proj")
+    assert np.array_equal(np.concatenate([fp4rt.dequantize(part) for part in parts]), whole(path))
+    with pytest.raises(CheckpointError, match="3 global scales.*load_parts"):
+        fused.load("l.qkv_proj")
+    checkpoint.dequantize(tmp_path / "f.safetensors", tmp_path / "plain.safetensors", "fp32")
+    assert np.array_equal(checkpoint.open(tmp_path / "plain.safetensors")["l.qkv_proj.weight"], whole(path))
+    for form in ("compressed-tensors", "comfy"):
+        checkpoint.convert(tmp_path / "f.safetensors", tmp_path / f"{form}.safetensors", form)
+        again = checkpoint.open(tmp_path / f"{form}.safetensors").load_parts("l.qkv_proj")
+        assert np.array_equal(np.concatenate([fp4rt.dequantize(part) for part in again]), whole(path))
+
+
+def test_fusing_by_rescaling_states_its_loss(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", parts_of((0.25, 1.0, 0.3), files, rows=64))
+    report = checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse=QKV, fused_scales="rescale")
+    row = next(row for row in report.tensors if row.name == "l.qkv_proj.weight")
+    got, wanted = fp4rt.dequantize(checkpoint.open(tmp_path / "f.safetensors").load("l.qkv_proj")), whole(path)
+    assert np.array_equal(got[64:128], wanted[64:128])  # the part with the largest range is untouched
+    error = got.astype(np.float64) - wanted
+    assert row.max_error == np.abs(error).max() > 0
+    assert row.sqnr_db == pytest.approx(10 * np.log10((wanted.astype(np.float64) ** 2).sum() / (error**2).sum()))
+    assert np.all(np.abs(error) <= np.abs(wanted) / 16 + 2.0**-9 * 6)  # half a unit of e4m3
+    assert "rounded again" in row.note
+
+
+def test_fusing_names_a_missing_part(tmp_path, files):
+    tensors = {name: value for name, value in parts_of((1, 1, 1), files).items() if ".k_proj" not in name}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=r"'l.k_proj' is missing"):
+        checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse=QKV)
+
+
+def test_scales_by_part_without_their_rows_are_refused(tmp_path, files):
+    tensors = {**files.modelopt(), "w.weight_scale_2": ("F32", [2], files.f32(1, 2))}
+    with pytest.raises(CheckpointError, match=r"holds 2 scales.*fp4rt.fused_rows"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+@pytest.mark.parametrize("part", ["pre_quant_scale", "svdquant_lora_a"])
+def test_what_another_format_would_lose_is_refused(part, tmp_path, files):
+    tensors = {**files.modelopt(), f"w.{part}": ("F32", [16], bytes(64))}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(CheckpointError, match=f"w.{part}.*changes what the layer computes"):
+        checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors")
+    with pytest.raises(CheckpointError, match="a plain checkpoint"):
+        checkpoint.dequantize(path, tmp_path / "y.safetensors")
+
+
+def test_layers_of_other_quantizations_are_not_carried_into_another_format(tmp_path, files):
+    fp8 = {"v.weight": ("F8_E4M3", [2, 16], bytes(32)), "v.weight_scale": ("F32", [], files.f32(1))}
+    path = files.make(tmp_path / "x.safetensors", {**files.modelopt(), **fp8})
+    with pytest.raises(CheckpointError, match=r"'v.weight' is quantized as F8_E4M3"):
+        checkpoint.convert(path, tmp_path / "y.safetensors", "comfy")
+    checkpoint.convert(path, tmp_path / "y.safetensors", "modelopt", layout="128x4")  # the same format: copied
+    assert bytes(TensorFile(tmp_path / "y.safetensors").raw("v.weight")) == bytes(32)
+
+
+def test_fp8_cache_scheme_is_translated(tmp_path, files):
+    folder = tmp_path / "mo"
+    folder.mkdir()
+    files.make(folder / "model.safetensors", files.modelopt())
+    table = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(table))
+    ct = chain(folder, tmp_path, "compressed-tensors")
+    scheme = json.loads((ct / "config.json").read_text())["quantization_config"]["kv_cache_scheme"]
+    assert scheme["num_bits"] == 8
+    back = chain(ct, tmp_path / "b", "modelopt")
+    assert json.loads((back / "hf_quant_config.json").read_text())["quantization"]["kv_cache_quant_algo"] == "FP8"
+
+
+def test_plain_checkpoint_is_not_converted(model, tmp_path):
+    with pytest.raises(CheckpointError, match="fp4rt quantize"):
+        checkpoint.convert(model, tmp_path / "x", "comfy")
+
+
+def test_name_that_the_result_would_have_twice_is_refused(tmp_path, files):
+    tensors = {**files.compressed_tensors(), "w.weight": ("F32", [1], bytes(4))}
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(CheckpointError, match="two tensors of the result would be called 'w.weight'"):
+        checkpoint.convert(path, tmp_path / "y.safetensors", "modelopt")

@@ -1,0 +1,365 @@
+"""What ``quantize`` takes, leaves, refuses and writes."""
+
+from __future__ import annotations
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt import checkpoint
+from fp4rt.checkpoint.header import TensorEntry
+from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, largest_magnitude, percentile, quantize_matrix
+from fp4rt.checkpoint.overrides import read_overrides
+from fp4rt.checkpoint.selection import Selection
+from fp4rt.errors import CheckpointError
+
+
+def entry(name, shape=(64, 64), dtype="BF16"):
+    return TensorEntry(name, dtype, tuple(shape), 0, 0)
+
+
+TAKEN = [
+    "encoder.layer.0.attention.self.query.weight",
+    "encoder.layer.0.attention.output.dense.weight",
+    "encoder.layer.5.intermediate.dense.weight",
+    "pooler.dense.weight",
+    "model.layers.0.self_attn.q_proj.weight",
+    "model.layers.0.mlp.gate_proj.weight",
+    "model.layers.0.mlp.experts.7.down_proj.weight",
+    "model.layers.0.mlp.shared_expert.up_proj.weight",
+    "model.diffusion_model.blocks.0.norm1.linear.weight",
+    "weight",
+]
+LEFT = {
+    "embeddings.word_embeddings.weight": "an embedding",
+    "embeddings.token_type_embeddings.weight": "an embedding",
+    "bert.embeddings.position_embeddings.weight": "an embedding",
+    "model.embed_tokens.weight": "an embedding",
+    "transformer.wte.weight": "an embedding",
+    "encoder.layer.0.output.LayerNorm.weight": "a norm",
+    "model.layers.0.input_layernorm.weight": "a norm",
+    "model.norm.weight": "a norm",
+    "transformer.h.0.ln_1.weight": "a norm",
+    "lm_head.weight": "the output head",
+    "output.weight": "the output head",
+    "model.layers.0.mlp.gate.weight": "a router",
+    "model.layers.0.block_sparse_moe.gate.weight": "a router",
+    "model.layers.0.mlp.router.layer.weight": "a router",
+    "model.layers.0.mlp.shared_expert_gate.weight": "a router",
+    "encoder.layer.0.attention.self.query.bias": "not a weight",
+    "model.rotary_emb.inv_freq": "not a weight",
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_linear_weights_are_taken_by_default(name):
+    assert Selection().reason_to_leave(entry(name)) is None
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_other_tensors_are_left_with_a_reason(name):
+    assert Selection().reason_to_leave(entry(name)) == LEFT[name]
+
+
+def test_stacks_of_experts_are_taken_and_other_3d_tensors_left():
+    assert Selection().reason_to_leave(entry("l.mlp.experts.gate_up_proj", (4, 32, 64))) is None
+    assert Selection().reason_to_leave(entry("l.mlp.experts.gate_up_proj.weight", (4, 32, 64))) is None
+    assert "3-dimensional" in Selection().reason_to_leave(entry("l.conv1d.weight", (64, 4, 16)))
+
+
+def test_columns_that_are_no_multiple_of_sixteen_are_left_with_the_remedy():
+    reason = Selection().reason_to_leave(entry("a.weight", (64, 50)))
+    assert reason == "50 columns are no multiple of 16; --pad stores zeros behind them"
+    assert Selection(pad=True).reason_to_leave(entry("a.weight", (64, 50))) is None
+
+
+@pytest.mark.parametrize("dtype", ["I64", "U8", "F64", "F8_E4M3", "BOOL"])
+def test_other_dtypes_are_left(dtype):
+    assert dtype in Selection().reason_to_leave(entry("a.weight", dtype=dtype))
+
+
+def test_include_takes_exactly_what_matches():
+    selection = Selection(include=("lm_head",))
+    assert selection.reason_to_leave(entry("lm_head.weight")) is None
+    assert selection.reason_to_leave(entry("a.q_proj.weight")) == "matches no --include pattern"
+    both = Selection(include=("default", "lm_head.weight"))
+    assert both.reason_to_leave(entry("lm_head.weight")) is None
+    assert both.reason_to_leave(entry("a.q_proj.weight")) is None
+    assert both.reason_to_leave(entry("model.norm.weight")) == "a norm"
+
+
+def test_exclude_wins_over_include():
+    selection = Selection(include=("*",), exclude=("*.q_proj",))
+    assert selection.reason_to_leave(entry("a.q_proj.weight")) == "excluded by a pattern"
+    assert selection.reason_to_leave(entry("a.k_proj.weight")) is None
+
+
+@pytest.mark.parametrize("options", [{"include": ("nothing.*",)}, {"exclude": ("typo",)}])
+def test_pattern_that_fits_nothing_is_an_error(options, model, tmp_path):
+    with pytest.raises(CheckpointError, match="fits no tensor"):
+        checkpoint.quantize(model, tmp_path / "q", checkpoint.QuantizeOptions(selection=Selection(**options)))
+
+
+def test_untouched_tensors_keep_every_byte(model, quantized):
+    before, after = checkpoint.open(model), checkpoint.open(quantized)
+    for name in set(before) - set(after.layers):
+        assert before[name].tobytes() == after[name].tobytes()
+        assert before[name].dtype == after[name].dtype
+
+
+def test_tied_embeddings_stay_floats_and_no_head_appears(quantized):
+    opened = checkpoint.open(quantized)
+    assert opened["model.embed_tokens.weight"].dtype == ml_dtypes.bfloat16
+    assert not any("lm_head" in name for name in opened)
+
+
+def test_result_equals_the_public_function_bit_for_bit(model, quantized):
+    plain, opened = checkpoint.open(model), checkpoint.open(quantized)
+    assert len(opened.layers) > 10
+    for name in opened.layers:
+        q = opened.load(name)
+        direct = fp4rt.quantize(plain[name], float(q.global_scale[0]), layout="linear")
+        assert np.array_equal(q.data, direct.data)
+        assert np.array_equal(q.scales, direct.scales)
+        automatic = fp4rt.global_scale(plain[name])
+        assert abs(int(automatic.view(np.int32)[0]) - int(q.global_scale.view(np.int32)[0])) <= 1
+
+
+def save_plain(folder, **tensors):
+    checkpoint.save(folder / "in.safetensors", tensors)
+    return folder / "in.safetensors"
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_nan_and_infinity_are_refused_with_tensor_and_position(value, dtype, tmp_path):
+    x = np.ones((40, 32), dtype)
+    x[37, 5] = value
+    source = save_plain(tmp_path, **{"a.weight": np.ones((2, 16), dtype), "b.weight": x})
+    with pytest.raises(CheckpointError, match=rf"'b.weight' holds {float(value)} at \[37, 5\].*--exclude"):
+        checkpoint.quantize(source, tmp_path / "out.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.safetensors"]
+
+
+def test_nan_in_a_stack_names_the_expert(tmp_path):
+    x = np.ones((3, 16, 32), np.float32)
+    x[2, 4, 7] = np.nan
+    source = save_plain(tmp_path, **{"experts.up_proj": x})
+    with pytest.raises(CheckpointError, match=r"at \[2, 4, 7\]"):
+        checkpoint.quantize(source, tmp_path / "out.safetensors")
+
+
+def test_padded_columns_are_zero_and_the_shape_is_remembered(tmp_path):
+    x = np.random.default_rng(0).standard_normal((20, 50), np.float32)
+    source = save_plain(tmp_path, **{"a.weight": x})
+    for form in ("modelopt", "compressed-tensors", "comfy"):
+        target = tmp_path / form / "out.safetensors"
+        target.parent.mkdir()
+        options = checkpoint.QuantizeOptions(form=form, selection=Selection(pad=True))
+        checkpoint.quantize(source, target, options)
+        q = checkpoint.load(target, "a")
+        assert q.shape == (20, 50)
+        assert q.padded_n == 64
+        direct = fp4rt.quantize(x, float(q.global_scale[0]), layout="linear", padded_n=64)
+        assert np.array_equal(q.data, direct.data)
+        assert checkpoint.verify(target) == []
+        checkpoint.dequantize(target, target.with_name("back.safetensors"), "fp32")
+        assert checkpoint.open(target.with_name("back.safetensors"))["a.weight"].shape == (20, 50)
+
+
+def test_w4a4_stores_an_activation_scale_and_says_it_is_not_calibrated(model, tmp_path):
+    options = checkpoint.QuantizeOptions(activations=True, input_amax=672.0)
+    report = checkpoint.quantize(model, tmp_path / "q", options)
+    opened = checkpoint.open(tmp_path / "q")
+    assert opened["model.layers.0.self_attn.q_proj.input_scale"] == np.float32(0.25)
+    assert opened.input_scale("model.layers.0.self_attn.q_proj").tolist() == [4.0]
+    assert "not calibrated" in report.notes[0]
+    assert json.loads((tmp_path / "q/hf_quant_config.json").read_text())["quantization"]["quant_algo"] == "NVFP4"
+
+
+def test_quantized_checkpoints_are_not_quantized_again(quantized, tmp_path):
+    with pytest.raises(CheckpointError, match="is NVFP4 already"):
+        checkpoint.quantize(quantized, tmp_path / "q")
+
+
+def test_other_quantized_checkpoints_are_refused(tmp_path):
+    (tmp_path / "m").mkdir()
+    checkpoint.save(tmp_path / "m/model.safetensors", {"a.weight": np.ones((2, 16), np.float32)})
+    (tmp_path / "m/config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    with pytest.raises(CheckpointError, match="gptq"):
+        checkpoint.quantize(tmp_path / "m", tmp_path / "q")
+
+
+def test_dry_run_writes_nothing_and_tells_the_same_sizes(model, quantized, tmp_path):
+    report = checkpoint.quantize(model, tmp_path / "q", dry_run=True)
+    assert not (tmp_path / "q").exists()
+    assert report.bytes_after == sum(a.nbytes for a in checkpoint.open(quantized).values())
+    assert all(row.sqnr_db is None for row in report.tensors)
+
+
+def weights(seed=0, shape=(64, 256)):
+    return (np.random.default_rng(seed).standard_t(4, shape) * 0.02).astype(np.float32)
+
+
+def noise(x, q):
+    return float(np.square(fp4rt.dequantize(q).astype(np.float64) - x).sum())
+
+
+def test_amax_method_is_the_public_function():
+    x = weights()
+    q = quantize_matrix(x, Method("amax"))
+    direct = fp4rt.quantize(x, float(q.global_scale[0]), layout="linear")
+    assert np.array_equal(q.data, direct.data)
+    assert np.array_equal(q.scales, direct.scales)
+
+
+def blocks_noise(x, q):
+    error = np.square(fp4rt.dequantize(q).astype(np.float64) - x)
+    return error.reshape(x.shape[0], -1, 16).sum(axis=2)
+
+
+def test_mse_search_is_never_worse_in_any_block():
+    x = weights()
+    searched, plain = (quantize_matrix(x, Method(name)) for name in ("mse", "amax"))
+    assert searched.global_scale[0] == plain.global_scale[0]
+    worse = blocks_noise(x, searched) > blocks_noise(x, plain) * (1 + 1e-6)
+    assert not worse.any()
+    assert noise(x, searched) < 0.9 * noise(x, plain)
+
+
+def test_four_over_six_makes_the_largest_magnitude_a_four_or_a_six():
+    x = weights()
+    q = quantize_matrix(x, Method("four-over-six"))
+    values = np.abs(fp4rt.dequantize(q, "float32")).reshape(64, -1, 16).max(axis=2)
+    scale = fp4rt.dequantize(
+        fp4rt.QuantizedTensor(np.full_like(q.data, 0x22), q.scales, q.global_scale, q.shape, "linear")
+    ).reshape(64, -1, 16)[:, :, 0]
+    ratio = np.round(values / scale, 3)
+    assert set(np.unique(ratio)) <= {3.0, 4.0, 6.0}  # 3 where rounding the scale went down past 3.5
+    assert {4.0, 6.0} <= set(np.unique(ratio))
+    assert noise(x, q) < noise(x, quantize_matrix(x, Method("amax")))
+
+
+def test_four_over_six_normalizes_scales_to_256():
+    x = weights()
+    q = quantize_matrix(x, Method("four-over-six"))
+    assert float(q.global_scale[0]) == pytest.approx(256 * 6 / np.abs(x).max(), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("percent", [0.01, 50, 99, 99.99, 100])
+def test_percentile_is_exact(dtype, percent):
+    x = weights().astype(dtype)
+    wanted = np.quantile(np.abs(x.astype(np.float64)), percent / 100, method="inverted_cdf")
+    assert percentile(x, percent) == wanted
+
+
+def test_percentile_clips_and_the_report_counts_it(tmp_path):
+    """CASES B28: clipping is never silent."""
+    x = weights()
+    x[3, 40] = 50.0
+    source = save_plain(tmp_path, **{"a.weight": x})
+    clipped = checkpoint.QuantizeOptions(method=Method("percentile", 99.0))
+    report = checkpoint.quantize(source, tmp_path / "p.safetensors", clipped)
+    (row,) = report.tensors
+    limit = 2688 / float(checkpoint.load(tmp_path / "p.safetensors", "a").global_scale[0])
+    beyond = np.abs(x).reshape(64, -1, 16).max(axis=2) > limit * (1 + 2**-22)
+    assert row.clipped_blocks == beyond.sum() > 0
+    (row,) = checkpoint.quantize(source, tmp_path / "a.safetensors", overwrite=True).tensors
+    assert row.clipped_blocks == 0
+
+
+def test_zero_weight_stays_zero_with_a_finite_scale(tmp_path):
+    """CASES B11 in a checkpoint."""
+    source = save_plain(tmp_path, **{"a.weight": np.zeros((4, 32), np.float32)})
+    for method in METHODS:
+        options = checkpoint.QuantizeOptions(method=Method(method))
+        (row,) = checkpoint.quantize(source, tmp_path / "q.safetensors", options, overwrite=True).tensors
+        assert row.zero_blocks == row.blocks == 8
+        q = checkpoint.load(tmp_path / "q.safetensors", "a")
+        assert q.global_scale[0] == 1.0
+        assert not q.data.any()
+
+
+def test_comparison_measures_every_method(tmp_path):
+    source = save_plain(tmp_path, **{"a.weight": weights()})
+    options = checkpoint.QuantizeOptions(compare=True)
+    (row,) = checkpoint.quantize(source, tmp_path / "q.safetensors", options).tensors
+    assert set(row.methods) == set(METHODS) - {"amax"}
+    assert row.methods["mse"] > row.sqnr_db
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_keeps_signs_of_zeros_and_partial_blocks(method):
+    x = weights(shape=(5, 40))
+    x[0, :3] = [-0.0, 0.0, -0.0]
+    q = quantize_matrix(x, Method(method))
+    assert q.padded_n == 48
+    assert [code & 0xF for code in (q.data[0, 0], q.data[0, 0] >> 4, q.data[0, 1])] == [8, 0, 8]
+    assert not q.data[:, 20:].any()
+
+
+def test_largest_magnitude_reads_everything_and_finds_the_first_bad_value():
+    x = weights(shape=(3000, 512))
+    assert largest_magnitude(x) == np.abs(x).max()
+    x[2999, 511] = -np.inf
+    with pytest.raises(NonFinite) as error:
+        largest_magnitude(x)
+    assert error.value.position == (2999, 511)
+
+
+OVERRIDES = """
+method = "mse"
+
+[[layer]]
+match = "*.mlp.*"
+method = "four-over-six"
+
+[[layer]]
+match = "*.layers.0.mlp.down_proj"
+quantize = false
+
+[[layer]]
+match = "*.q_proj.weight"
+percentile = 99.9
+"""
+
+
+def test_overrides_choose_by_layer_and_the_last_rule_wins(model, tmp_path):
+    (tmp_path / "o.toml").write_text(OVERRIDES)
+    options = checkpoint.QuantizeOptions(override=read_overrides(tmp_path / "o.toml"))
+    report = checkpoint.quantize(model, tmp_path / "q", options)
+    rows = {row.name: row for row in report.tensors}
+    assert rows["model.layers.0.mlp.up_proj.weight"].method == "four-over-six"
+    assert rows["model.layers.0.mlp.down_proj.weight"].note == "left by an override"
+    assert rows["model.layers.1.self_attn.q_proj.weight"].method == "percentile 99.9"
+    assert rows["model.layers.1.self_attn.k_proj.weight"].method == "mse"
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("method = 'best'", "unknown method 'best'"),
+        ("nonsense = 1", "unknown key 'nonsense'"),
+        ("[[layer]]\nmethod = 'mse'", "needs match"),
+        ("[[layer]]\nmatch = '*'\nquantize = 'no'", "true or false"),
+        ("[[layer]]\nmatch = '*'\npercentile = 101", "percentile must lie"),
+        ("layer = 3", "list of tables"),
+        ("x = ", "not valid TOML"),
+    ],
+)
+def test_broken_overrides_name_file_and_reason(text, message, tmp_path):
+    (tmp_path / "o.toml").write_text(text)
+    with pytest.raises(CheckpointError, match=rf"o\.toml.*{message}"):
+        read_overrides(tmp_path / "o.toml")
+
+
+def test_override_that_matches_nothing_is_an_error(tmp_path):
+    (tmp_path / "o.toml").write_text("[[layer]]\nmatch = 'typo.*'\nmethod = 'mse'")
+    source = save_plain(tmp_path, **{"a.weight": weights()})
+    options = checkpoint.QuantizeOptions(override=read_overrides(tmp_path / "o.toml"))
+    with pytest.raises(CheckpointError, match=r"'typo.\*' matches no tensor"):
+        checkpoint.quantize(source, tmp_path / "q.safetensors", options)
