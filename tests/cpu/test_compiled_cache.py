@@ -1,0 +1,85 @@
+"""The folder of compiled kernels: used where it can be, and never a reason to fail."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORK = """
+import warnings
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    import numpy, fp4rt
+    scales = numpy.array([[1, 2, 3]], numpy.uint8)
+    q = fp4rt.QuantizedTensor(numpy.zeros((1, 24), numpy.uint8), scales, numpy.ones(1, numpy.float32), (1, 48), "linear")
+    assert fp4rt.relayout(q, "8x4").scales.reshape(-1)[:4].tolist() == [1, 2, 3, 0]  # the kernel that compiles fastest
+for warning in caught:
+    print(warning.category.__name__, warning.message)
+"""
+
+
+def run(folder: Path) -> list[str]:
+    """Warnings of a fresh process that works with this cache folder."""
+    result = subprocess.run(
+        [sys.executable, "-c", WORK],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "FP4RT_CACHE_DIR": str(folder)},
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def assert_one_warning(lines: list[str], folder: Path) -> None:
+    assert len(lines) == 1, lines
+    assert str(folder) in lines[0]
+    assert "FP4RT_CACHE_DIR" in lines[0]
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    assert run(folder) == []
+    return folder
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.nbc"))
+
+
+def test_kernels_are_kept_and_found_again(filled: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in entries(filled)}
+    assert before
+    assert run(filled) == []
+    assert {path: path.stat().st_mtime_ns for path in entries(filled)} == before
+
+
+def test_a_truncated_entry_costs_one_warning(filled: Path) -> None:
+    for path in entries(filled):
+        path.write_bytes(path.read_bytes()[:100])
+    assert_one_warning(run(filled), filled)
+
+
+def test_a_file_where_the_folder_should_be_costs_one_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.write_text("not a folder")
+    assert_one_warning(run(folder), folder)
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs a user whom file modes stop (not root)")
+def test_a_read_only_folder_costs_one_warning(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o500)
+    assert_one_warning(run(folder), folder)
+
+
+def test_a_folder_that_cannot_be_made_costs_one_warning() -> None:
+    folder = Path("/proc/no-such-place")
+    if not folder.parent.is_dir():
+        pytest.skip("needs /proc, where nobody can make a folder")
+    assert_one_warning(run(folder), folder)

@@ -1,0 +1,132 @@
+"""Threads: any number of callers, any number of workers, forks, and callers that switched subnormals off."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt.cpu import threads
+from tests.cpu.comparison import assert_same_bits, assert_same_tensor
+
+
+def in_new_process(code: str, **environment: str) -> str:
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+DIGEST = """
+import hashlib, numpy, fp4rt
+x = numpy.random.default_rng(0).standard_normal((513, 1000)).astype(numpy.float16)
+q = fp4rt.quantize(x, padded_n=1008)
+e = fp4rt.quantization_error(x, q)
+parts = [q.data, q.scales, q.global_scale, q.dequantize(), q.relayout("8x4").scales]
+print(hashlib.sha256(b"".join(p.tobytes() for p in parts)).hexdigest(), e.sqnr_db.hex(), e.max_abs_error.hex())
+"""
+
+
+def test_the_number_of_threads_changes_no_bit() -> None:
+    digests = {in_new_process(DIGEST, FP4RT_NUM_THREADS=count) for count in ("1", "2", "7")}
+    assert len(digests) == 1
+
+
+def test_the_environment_decides_the_number_of_threads() -> None:
+    code = "from fp4rt.cpu.threads import thread_count; print(thread_count())"
+    assert in_new_process(code, FP4RT_NUM_THREADS="3").strip() == "3"
+    assert int(in_new_process(code, FP4RT_NUM_THREADS="")) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+def test_an_impossible_number_of_threads_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(threads.THREADS_VARIABLE, value)
+    with pytest.raises(threads.ThreadCountError, match="FP4RT_NUM_THREADS"):
+        threads.thread_count.__wrapped__()
+
+
+def test_many_callers_at_once_each_get_their_own_result() -> None:
+    rng = np.random.default_rng(1)
+    inputs = [rng.standard_normal((64 + i, 256)).astype(np.float16) for i in range(24)]
+    wanted = [fp4rt.quantize(x) for x in inputs]
+    with ThreadPoolExecutor(8) as callers:
+        for _ in range(4):
+            for got, want in zip(callers.map(fp4rt.quantize, inputs), wanted, strict=True):
+                assert_same_tensor(got, want, "concurrent call")
+        values = list(callers.map(fp4rt.dequantize, wanted))
+    for got, want in zip(values, wanted, strict=True):
+        assert_same_bits(got, want.dequantize(), "concurrent dequantize")
+
+
+def test_an_error_in_one_range_is_raised_after_all_ranges_have_ended() -> None:
+    ended = []
+
+    def run(first: int, end: int) -> None:
+        if first == 0:
+            raise RuntimeError("planted")
+        ended.append(end)
+
+    with pytest.raises(RuntimeError, match="planted"):
+        threads.map_rows(run, 1000, 1 << 16)
+    assert max(ended) == 1000
+
+
+def test_ranges_cover_all_rows_once_and_in_order() -> None:
+    for rows in (1, 2, 3, 127, 1000):
+        ranges = threads.map_rows(lambda first, end: (first, end), rows, 1 << 16)
+        assert ranges[0][0] == 0
+        assert ranges[-1][1] == rows
+        assert all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    assert threads.map_rows(lambda first, end: end, 0, 16) == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    code = """
+import os, warnings, numpy, fp4rt
+warnings.simplefilter("ignore")  # newer Pythons warn about forking a threaded process; that is the point here
+x = numpy.ones((300, 512), numpy.float16)
+before = fp4rt.quantize(x, 1.0)
+child = os.fork()
+if child == 0:
+    os._exit(0 if (fp4rt.quantize(x, 1.0).data == before.data).all() else 3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert in_new_process(code).strip() == "0"
+
+
+FLUSH = """
+import ctypes
+libc = ctypes.CDLL(None)
+environment = ctypes.create_string_buffer(32)  # fenv_t of x86-64: MXCSR is its last word
+libc.fegetenv(environment)
+mxcsr = int.from_bytes(environment.raw[28:32], "little") | 0x8040  # flush results, take subnormals for zero
+libc.fesetenv(ctypes.create_string_buffer(environment.raw[:28] + mxcsr.to_bytes(4, "little"), 32))
+assert numpy.float32(1e-40) * numpy.float32(1) == 0
+"""
+SUBNORMALS = """
+x = (numpy.arange(1, 33, dtype=numpy.uint32) << 17).view(numpy.float32).reshape(1, 32)
+q = fp4rt.quantize(x)
+print(q.data.tobytes().hex(), q.scales.tobytes().hex(), q.global_scale.tobytes().hex(), q.dequantize().tobytes().hex())
+print(fp4rt.quantize(x, 2.0**127).data.tobytes().hex())
+print(fp4rt.quantize(numpy.full((1, 16), 2.0**-24, numpy.float16)).dequantize("float16").tobytes().hex())
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
+)
+@pytest.mark.parametrize("first_call", ["", "fp4rt.quantize(numpy.ones((1, 16), numpy.float32))\n"], ids=["new", "old"])
+def test_a_caller_that_flushes_subnormals_changes_no_bit(first_call: str) -> None:
+    """As torch.set_flush_denormal(True), and anything linked with -ffast-math, does to its caller's thread."""
+    start = "import numpy, fp4rt\n" + first_call
+    kept = in_new_process(start + SUBNORMALS)
+    assert in_new_process(start + FLUSH + SUBNORMALS) == kept
+    assert "07" in kept or "77" in kept
