@@ -42,7 +42,7 @@ def source_names() -> tuple[str, ...]:
 
 @cache
 def read_source(name: str) -> str:
-    """Text of one source or header, e.g. ``"num/e2m1.cuh"``.
+    """Text of one source or header, e.g. ``"num/e4m3.cuh"``.
 
     Raises:
         CompileError: there is no such file; names it and what there is.

@@ -21,7 +21,7 @@ class Launch(NamedTuple):
 
 
 def divider_magic(divisor: int) -> int:
-    """``ceil(2^64 / divisor)``, 0 for 1: what ``num/divider.cuh`` multiplies with."""
+    """``ceil(2^64 / divisor)``, 0 for 1: what ``layout/divider.cuh`` multiplies with."""
     return -(-(2**64) // divisor) % 2**64
 
 

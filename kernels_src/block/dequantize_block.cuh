@@ -2,7 +2,7 @@
 #pragma once
 #include "num/bits.cuh"
 #include "num/constants.cuh"
-#include "num/e2m1.cuh"
+#include "block/e2m1.cuh"
 #include "ptx/half_pairs.cuh"
 #include "ptx/pair_convert.cuh"
 

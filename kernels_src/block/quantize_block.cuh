@@ -5,7 +5,7 @@
 //   extreme    everything else, NaN and infinity included: nothing is assumed
 #pragma once
 #include "block/elements.cuh"
-#include "num/e2m1.cuh"
+#include "block/e2m1.cuh"
 #include "num/e4m3.cuh"
 #include "ptx/fp4_convert.cuh"
 #include "ptx/fp8_convert.cuh"

@@ -5,7 +5,7 @@
 #include "block/finite_maximum.cuh"
 #include "block/global_scale.cuh"
 #include "kernels/amax_arguments.cuh"
-#include "num/divider.cuh"
+#include "layout/divider.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/integer_arithmetic.cuh"
 

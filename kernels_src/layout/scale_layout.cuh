@@ -15,7 +15,7 @@
 // Every function takes the layout by value: a constant folds away, a kernel argument costs a few shifts.
 #pragma once
 #include "num/constants.cuh"
-#include "num/divider.cuh"
+#include "layout/divider.cuh"
 
 __device__ __forceinline__ u32 tile_bytes_log2(ScaleLayout layout) {
     return layout.tile_rows_log2 + layout.tile_columns_log2;

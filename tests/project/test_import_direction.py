@@ -24,9 +24,11 @@ LEVELS = (
     ("tensor",),
     ("prepacked", "coverage"),
     ("cpu", "cuda"),
+    ("arguments",),
     ("api",),
     ("checkpoint",),
-    ("torch", "jax", "compat"),
+    ("torch", "jax"),
+    ("compat",),
     ("cli",),
     ("__main__",),
 )
@@ -39,7 +41,7 @@ THIRD_PARTY = {
     "cpu": {"numba"},
     "cuda": {"cupy", "cupy_backends", "cuda"},
     "coverage": {"pytest"},
-    "checkpoint": {"safetensors"},
+    "checkpoint": {"safetensors", "tomli"},
     "compat": {"torch"},
     "torch": {"torch"},
     "jax": {"jax", "jaxlib"},
@@ -48,7 +50,7 @@ THIRD_PARTY = {
 }
 EVERYWHERE = {"numpy", "ml_dtypes"}
 
-INCLUDE_LEVELS = (("num",), ("layout", "ptx"), ("mma",), ("block",), ("kernels",))
+INCLUDE_LEVELS = (("num",), ("ptx",), ("layout",), ("mma",), ("block",), ("kernels",))
 INCLUDE_LEVEL_OF = {room: level for level, rooms in enumerate(INCLUDE_LEVELS) for room in rooms}
 
 
