@@ -138,7 +138,7 @@ def test_b25_bf16_has_its_own_bits_on_the_device(request: pytest.FixtureRequest,
 def test_b25_a_cupy_result_in_bf16(torch: Any, cupy: Any) -> None:
     x = cupy.full((2, 32), SIX, cupy.float16)
     if int(cupy.__version__.split(".")[0]) < 14:
-        with pytest.raises(fp4rt.errors.DtypeError, match="CuPy .* has no bfloat16"):
+        with pytest.raises(fp4rt.errors.DtypeError, match=r"CuPy .* has no bfloat16"):
             fp4rt.quantize(x, 1.0).dequantize("bfloat16")
         return
     y = fp4rt.quantize(x, 1.0).dequantize("bfloat16")

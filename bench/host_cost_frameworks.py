@@ -1,0 +1,113 @@
+"""What a call costs on the host from PyTorch and JAX: the time until it returns, with the device idle in between.
+
+    python -m bench.host_cost_frameworks [--out FOLDER]
+
+Everything is measured in one run, beside torch's ``x * 2`` and an unquantized linear layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fp4rt
+import fp4rt.torch
+from bench.rows import RESULTS, Row, print_row, timing, write_rows
+from fp4rt import interop
+from fp4rt.compat import flashinfer, vllm
+
+CALLS = 50  # in a burst: fewer than the driver queues, so that none waits for the device
+BURSTS = 40
+
+
+def host_seconds(function: Callable[[], object], wait: Callable[[], object]) -> list[float]:
+    """Seconds a call, one number a burst."""
+    for _ in range(20):
+        function()
+    seconds = []
+    for _ in range(BURSTS):
+        wait()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            function()
+        seconds.append((time.perf_counter() - start) / CALLS)
+    return seconds
+
+
+def torch_rows() -> list[Row]:
+    rows: list[Row] = []
+
+    def measure(case: str, function: Callable[[], object], reference: Row | None = None) -> Row:
+        time_us, spread = timing(host_seconds(function, torch.cuda.synchronize))
+        ratio = None if reference is None else reference.time_us / time_us
+        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=reference and reference.case))
+        print_row(rows[-1])
+        return rows[-1]
+
+    x = torch.ones((64, 1024), dtype=torch.bfloat16, device="cuda")
+    g = torch.ones(1, device="cuda")
+    double = measure("torch x * 2", lambda: x * 2)
+    measure("torch.empty", lambda: torch.empty((64, 512), dtype=torch.uint8, device="cuda"), double)
+    buffer = fp4rt.current_pool().allocate(1 << 15, interop.Device("cuda", 0), 0)
+    measure("interop.view(torch)", lambda: interop.view(x), double)
+    measure("interop.from_device(torch)", lambda: interop.from_device(buffer, (64, 512), "uint8", "torch"), double)
+    q = fp4rt.quantize(x, g)
+    measure("fp4rt.quantize(torch, g)", lambda: fp4rt.quantize(x, g), double)
+    measure("fp4rt.quantize(torch, g, out=q)", lambda: fp4rt.quantize(x, g, out=q), double)
+    measure("fp4rt.torch.quantize(torch, g)", lambda: fp4rt.torch.quantize(x, g), double)
+    measure("vllm.scaled_fp4_quant", lambda: vllm.scaled_fp4_quant(x, g), double)
+    measure("flashinfer.nvfp4_quantize", lambda: flashinfer.nvfp4_quantize(x, g), double)
+    source = torch.nn.Linear(1024, 1024, device="cuda", dtype=torch.bfloat16)
+    w4a16 = fp4rt.torch.NVFP4Linear.from_linear(source).prepack()
+    w4a4 = fp4rt.torch.NVFP4Linear.from_linear(source, mode="w4a4").prepack()
+    weight = fp4rt.prepack(w4a16.weight())
+    with torch.no_grad():
+        linear = measure("torch.nn.Linear", lambda: source(x), double)
+        measure("fp4rt.matmul(torch, prepacked)", lambda: fp4rt.matmul(x, weight), linear)
+        measure("NVFP4Linear", lambda: w4a16(x), linear)
+        measure("NVFP4Linear, w4a4", lambda: w4a4(x), linear)
+    return rows
+
+
+def jax_rows() -> list[Row]:
+    try:
+        import jax
+        import jax.numpy as jnp
+    except ImportError:
+        return []
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        return []
+    import fp4rt.jax
+
+    rows: list[Row] = []
+    x: Any = jnp.ones((64, 1024), jnp.bfloat16)
+
+    def measure(case: str, function: Callable[[], Any], reference: Row | None = None) -> Row:
+        time_us, spread = timing(host_seconds(function, lambda: jax.block_until_ready(function())))
+        ratio = None if reference is None else reference.time_us / time_us
+        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=reference and reference.case))
+        print_row(rows[-1])
+        return rows[-1]
+
+    double = measure("jax.jit x * 2", jax.jit(lambda: x * 2))
+    jitted = jax.jit(lambda x: fp4rt.jax.quantize(x))
+    measure("jax.jit fp4rt.jax.quantize", lambda: jitted(x), double)
+    measure("fp4rt.jax.quantize, eager", lambda: fp4rt.jax.quantize(x), double)
+    measure("fp4rt.quantize(jax)", lambda: fp4rt.quantize(x), double)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    rows = torch_rows() + jax_rows()
+    print(write_rows("host_cost_frameworks", rows, parser.parse_args().out))
+
+
+if __name__ == "__main__":
+    main()
