@@ -45,7 +45,8 @@ def torch_rows() -> list[Row]:
     def measure(case: str, function: Callable[[], object], reference: Row | None = None) -> Row:
         time_us, spread = timing(host_seconds(function, torch.cuda.synchronize))
         ratio = None if reference is None else reference.time_us / time_us
-        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=reference and reference.case))
+        name = None if reference is None else reference.case
+        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=name))
         print_row(rows[-1])
         return rows[-1]
 
@@ -90,7 +91,8 @@ def jax_rows() -> list[Row]:
     def measure(case: str, function: Callable[[], Any], reference: Row | None = None) -> Row:
         time_us, spread = timing(host_seconds(function, lambda: jax.block_until_ready(function())))
         ratio = None if reference is None else reference.time_us / time_us
-        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=reference and reference.case))
+        name = None if reference is None else reference.case
+        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=name))
         print_row(rows[-1])
         return rows[-1]
 

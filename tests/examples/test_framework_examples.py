@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,14 @@ def run(name: str) -> dict[str, Any]:
     """What the example's ``main`` returns."""
     result: dict[str, Any] = importlib.import_module(f"examples.{name}").main()
     return result
+
+
+def test_the_readme_links_every_example() -> None:
+    root = Path(__file__).parent.parent.parent
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    names = sorted(path.stem for path in (root / "examples").glob("*.py"))
+    assert names == ["cupy_graph", "engine_ops", "jax_jit", "pytorch_linear"]
+    assert all(f"[`python -m examples.{name}`](examples/{name}.py)" in readme for name in names)
 
 
 def test_pytorch_linear(capsys: pytest.CaptureFixture[str]) -> None:
