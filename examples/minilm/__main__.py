@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sentences = [line.strip() for line in lines if line.strip()][: options.limit]
         if len(sentences) < 2:
             parser.error(f"need at least 2 sentences to compare, got {len(sentences)} from {options.sentences}")
-        run(options.work, sentences, options.device, Console(width=max(Console().width, MINIMUM_WIDTH)))
+        run(options.work, sentences, options.device, Console(width=max(Console().width, MINIMUM_WIDTH), markup=False))
     except (MissingModel, Fp4rtError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
