@@ -30,7 +30,7 @@ from fp4rt.pool.buffer import Block, Buffer
 from fp4rt.pool.stats import PoolStats, readable_bytes
 from fp4rt.pool.store import PER_THREAD_STREAM, BlockStore
 from fp4rt.pool.tag import PaddingTag
-from fp4rt.pool.upstream import Upstream
+from fp4rt.pool.upstream import Upstream, check_upstream
 
 __all__ = ["FILLS", "POISON_BYTE", "Fill", "PaddedPool"]
 
@@ -51,7 +51,7 @@ class PaddedPool:
         limit: the most bytes to hold, or None.
 
     Raises:
-        ValueError: the fill policy is unknown.
+        ValueError: the fill policy is unknown. DeviceError: ``upstream`` is no allocator.
     """
 
     def __init__(self, fill: Fill = "covered", upstream: Any = None, limit: int | None = None) -> None:
@@ -59,6 +59,7 @@ class PaddedPool:
             raise ValueError(f"PaddedPool: unknown fill {fill!r}; use one of {', '.join(map(repr, FILLS))}")
         if limit is not None and limit < 0:
             raise ShapeError(f"PaddedPool: limit must be a number of bytes >= 0 or None, got {limit}")
+        check_upstream(upstream)
         self.fill: Fill = fill
         self._zeroes_tagged, self._zeroes_its_own, self._poisons = (fill == f for f in ("zero", "covered", "poison"))
         self._returned: deque[Block] = deque()  # guarded by being a deque

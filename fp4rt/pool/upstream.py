@@ -15,7 +15,7 @@ import numpy as np
 from fp4rt.device import Device
 from fp4rt.errors import BackendUnavailable, DeviceError
 
-__all__ = ["HostUpstream", "Upstream", "make_upstream", "register_upstream"]
+__all__ = ["HostUpstream", "Upstream", "check_upstream", "make_upstream", "register_upstream"]
 
 BACKENDS = {"cuda": "fp4rt.cuda.memory"}  # the module that registers a device kind's upstream, loaded when needed
 HOST_ALIGNMENT = 64  # a cache line, and the widest vector load
@@ -141,25 +141,44 @@ def host_bytes(pointer: int, nbytes: int, owner: Any = None) -> np.ndarray:
     return np.asarray(HostMemory(pointer, (nbytes,), "|u1", owner))
 
 
-# device kind -> (default upstream, adapter of a foreign allocator or None where it does not know the object)
-_FACTORIES: dict[str, tuple[Callable[[], Upstream], Callable[[Any], Upstream | None]]] = {}
+Adapter = Callable[[Any], Upstream | None]
+
+# device kind -> (default upstream, what makes an upstream of another library's allocator; None: nothing does)
+_FACTORIES: dict[str, tuple[Callable[[], Upstream], Adapter | None]] = {}
 
 
-def register_upstream(
-    kind: str, default: Callable[[], Upstream], adapt: Callable[[Any], Upstream | None] = lambda given: None
-) -> None:
+def register_upstream(kind: str, default: Callable[[], Upstream], adapt: Adapter | None = None) -> None:
     """Names the upstream of a device kind; backends call it when they are imported.
 
     Args:
         kind: the device kind, "cuda".
         default: makes the upstream of pools that were given none.
-        adapt: makes an upstream of an allocator in another library's form, or returns None.
+        adapt: makes an upstream of an allocator in another library's form (with ``malloc``), or returns None. Without
+            it such an allocator does not serve this kind.
     """
     _FACTORIES[kind] = (default, adapt)
 
 
+def check_upstream(given: Any) -> None:
+    """Refuses what can be no allocator of any kind.
+
+    Raises:
+        DeviceError: ``given`` has neither the form of an upstream nor ``malloc``.
+    """
+    if given is not None and not hasattr(given, "kind") and not hasattr(given, "malloc"):
+        raise DeviceError(
+            f"PaddedPool: upstream of type {type(given).__name__} is no allocator; wanted an object with the methods "
+            "of fp4rt.pool.Upstream, or a CuPy memory pool"
+        )
+
+
 def make_upstream(kind: str, given: Any = None) -> Upstream:
-    """The upstream for a device kind: ``given`` where it serves that kind, else the registered default."""
+    """The upstream for a device kind: ``given`` where it serves that kind, else the registered default.
+
+    Raises:
+        BackendUnavailable: nothing is registered for the kind.
+        DeviceError: the kind's backend does not know the allocator that was given.
+    """
     if getattr(given, "kind", None) == kind:
         upstream: Upstream = given
         return upstream
@@ -170,14 +189,11 @@ def make_upstream(kind: str, given: Any = None) -> Upstream:
             f"pool: no allocator for device kind {kind!r} is registered; import fp4rt.{kind} first, or pass upstream="
         )
     default, adapt = _FACTORIES[kind]
-    if given is None or hasattr(given, "kind"):
+    if given is None or hasattr(given, "kind") or adapt is None:
         return default()
     adapted = adapt(given)
     if adapted is None:
-        raise DeviceError(
-            f"pool: upstream of type {type(given).__name__} is no allocator for {kind!r}; wanted an object with "
-            "fp4rt.pool.Upstream's methods, or an allocator that the backend knows"
-        )
+        raise DeviceError(f"pool: the backend of {kind!r} cannot allocate through a {type(given).__name__}")
     return adapted
 
 

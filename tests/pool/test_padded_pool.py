@@ -157,8 +157,15 @@ def test_kind_without_an_upstream_says_what_to_import():
 
 
 def test_object_that_is_no_allocator_is_refused_by_name():
-    with pytest.raises(DeviceError, match="upstream of type dict is no allocator for 'cpu'"):
-        PaddedPool(upstream={}).allocate(1)
+    with pytest.raises(DeviceError, match="upstream of type dict is no allocator; wanted"):
+        PaddedPool(upstream={})
+
+
+def test_a_cupy_pool_serves_devices_and_leaves_the_host_to_numpy():
+    cupy = pytest.importorskip("cupy", reason="needs cupy")
+    pool = PaddedPool(upstream=cupy.cuda.MemoryPool())
+    assert pool.allocate(10).numpy((10,)).nbytes == 10
+    assert pool.upstream("cuda").kind == "cuda"
 
 
 def test_calls_allocate_from_the_innermost_pool_and_threads_from_the_common_one():

@@ -125,6 +125,7 @@ def test_the_late_reader_sees_a_writer_that_does_not_wait(spin, seen):
         late_read(spin, a, array, round_ % 251, seen[round_])
         with b:
             array.fill(252)
+        cupy.cuda.Device().synchronize()  # else the host runs ahead, and b is done before a starts
     assert len(wrong_rounds(seen)) > ROUNDS / 2, "the tests below could not fail"
 
 
