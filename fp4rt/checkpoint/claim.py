@@ -14,19 +14,21 @@ __all__ = ["Claim"]
 
 
 class Claim:
-    """Hold ``path`` as a lock file while the context is open; it is removed at the end.
-
-    Raises:
-        CheckpointError: another run holds it.
-    """
+    """A lock file at ``path``, held from :meth:`take` (or entering the context) to the end of the context."""
 
     def __init__(self, path: Path, target: Path) -> None:
         self.path = path
         self.target = target
         self._descriptor = -1
 
-    def __enter__(self) -> Claim:
-        while True:
+    def take(self) -> Claim:
+        """Take the lock without waiting.
+
+        Raises:
+            CheckpointError: another run holds it.
+            FileNotFoundError: its folder does not exist.
+        """
+        while self._descriptor < 0:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,12 +37,15 @@ class Claim:
                 os.close(descriptor)
                 raise CheckpointError(f"{self.target}: another run is writing here ({owner}); wait for it") from None
             if self._is_current(descriptor):
-                break
-            os.close(descriptor)  # the run that held it has just removed the file: lock the new one
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self._descriptor = descriptor
+                self._descriptor = descriptor
+            else:
+                os.close(descriptor)  # the run that held it has just removed the file: lock the new one
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return self
+
+    def __enter__(self) -> Claim:
+        return self if self._descriptor >= 0 else self.take()
 
     def _is_current(self, descriptor: int) -> bool:
         try:
@@ -54,3 +59,4 @@ class Claim:
     ) -> None:
         self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
+        self._descriptor = -1

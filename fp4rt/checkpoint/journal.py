@@ -71,7 +71,10 @@ class Journal:
         write_atomically(self.folder / f"{report.file}.json", json.dumps(jsonable(table)).encode())
 
     def close(self) -> None:
-        """The run is complete: forget its state."""
+        """The run is complete: forget its state, what names the run last."""
+        for record in self.folder.glob("*.json"):
+            if record.name != RUN:
+                record.unlink()
         shutil.rmtree(self.folder)
 
 

@@ -99,14 +99,7 @@ def _write_folder(
 ) -> None:
     copied, left = companions(plan.store.location) if plan.store.location.is_folder else ([], [])
     target.mkdir(parents=True, exist_ok=True)
-    state = target / STATE_FOLDER
-    foreign = [path.name for path in target.iterdir() if path.name != STATE_FOLDER] if not state.is_dir() else []
-    if foreign and not overwrite:
-        raise CheckpointError(f"{target}: is not empty ({foreign[0]}, ...); name another folder, or pass --overwrite")
-    if state.is_symlink():
-        raise CheckpointError(f"{state}: is a link; remove it")
-    state.mkdir(exist_ok=True)
-    with Claim(state / "lock", target):
+    with _claimed(target, overwrite):
         journal = Journal(target, fingerprint(plan), restart=overwrite)
         done = _run_jobs(plan.jobs, target, journal, jobs, executor, progress)
         report.shards.extend(done[job.file] for job in plan.jobs)
@@ -116,6 +109,33 @@ def _write_folder(
             _copy_companion(plan.store.location.folder, target, relative)
         journal.close()
     report.copied, report.left = [str(path) for path in copied], [str(path) for path in left]
+
+
+def _claimed(target: Path, overwrite: bool) -> Claim:
+    """The lock of a folder, taken; its state folder exists afterwards.
+
+    Raises:
+        CheckpointError: another run is writing here, or files lie here that no unfinished run explains.
+    """
+    state = target / STATE_FOLDER
+    while True:
+        if state.is_symlink():
+            raise CheckpointError(f"{state}: is a link; remove it")
+        try:
+            state.mkdir()
+        except FileExistsError:
+            pass  # of a run that writes now, or of one that was interrupted
+        else:
+            foreign = next((path.name for path in target.iterdir() if path.name != STATE_FOLDER), None)
+            if foreign is not None and not overwrite:
+                state.rmdir()
+                raise CheckpointError(
+                    f"{target}: is not empty ({foreign}, ...); name another folder, or pass --overwrite"
+                )
+        try:
+            return Claim(state / "lock", target).take()
+        except FileNotFoundError:  # a run has just finished and removed its state: look again
+            continue
 
 
 def _run_jobs(
