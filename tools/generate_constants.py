@@ -1,6 +1,6 @@
 """Write ``kernels_src/num/constants.cuh`` from ``fp4rt.format`` and ``fp4rt.layout``; a test compares the two.
 
-    python -m tools.generate_constants
+python -m tools.generate_constants
 """
 
 from __future__ import annotations

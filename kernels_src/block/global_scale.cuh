@@ -16,3 +16,10 @@ __device__ __forceinline__ float read_global_scale(const float* from, float valu
 __device__ __forceinline__ void keep_global_scale(float* keep, float global_scale, bool this_thread) {
     if (keep && this_thread) *keep = global_scale;
 }
+
+// Whether reciprocals, quotients and products with e4m3 scales stay far from both ends of fp32, powers of two of the
+// formats' own size included. Not so for NaN, infinity and what is not positive.
+__device__ __forceinline__ bool is_ordinary(float global_scale) {
+    constexpr float SMALLEST = 7.8886090522101180541e-31f, LARGEST = 1.2676506002282294015e30f;  // 2^-100, 2^100
+    return global_scale >= SMALLEST && global_scale <= LARGEST;
+}

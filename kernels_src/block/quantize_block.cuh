@@ -1,10 +1,10 @@
 // Steps 1 to 5 of fp4rt/format.py for one block of 16 elements: scale byte and two words of codes.
 //
-// Two ways, chosen by the global scale, the same for a whole launch:
-//   ordinary   2^-100 <= global_scale <= 2^100: factors of step 5 are finite, normal, and exact when multiplied by UNIT
-//   extreme    everything else, NaN and infinity included: nothing is assumed
+// Two ways, chosen by the global scale, the same for a whole launch: where it is ordinary, the factors of step 5 are
+// finite, normal, and exact when multiplied by UNIT; elsewhere nothing is assumed.
 #pragma once
 #include "block/elements.cuh"
+#include "block/global_scale.cuh"
 #include "block/e2m1.cuh"
 #include "num/e4m3.cuh"
 #include "ptx/fp4_convert.cuh"
@@ -14,11 +14,6 @@
 struct Codes {
     u32 low, high;  // elements 0..7 and 8..15, the even element in the low nibble of each byte
 };
-
-__device__ __forceinline__ bool is_ordinary(float global_scale) {
-    constexpr float SMALLEST = 7.8886090522101180541e-31f, LARGEST = 1.2676506002282294015e30f;  // 2^-100, 2^100
-    return global_scale >= SMALLEST && global_scale <= LARGEST;
-}
 
 // Steps 1 and 2.
 template <int TYPE>

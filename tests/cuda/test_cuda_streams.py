@@ -93,7 +93,7 @@ def test_a_graph_replays_on_new_values(device, automatic):
         fp4rt.relayout(q, "8x4", out=moved)
         fp4rt.dequantize(moved, "float16", out=y)
         graph = stream.end_capture()
-        for value in (6, 3, 0.5):
+        for value in (6, 3, 1.5):
             x[...] = value
             graph.launch(stream)
             stream.synchronize()

@@ -21,7 +21,7 @@ EXTREME_GLOBAL_SCALES = (1e-45, 2e-41, 1e-38, 2**-127, 2**-119, 1e-35, 3e-31, 2e
 @pytest.fixture(scope="session")
 def library(build):
     loaded = build("entries.cpp", "-O2")
-    loaded.count_wrong_e2m1.restype = ctypes.c_uint64
+    loaded.count_wrong_e2m1.restype = loaded.count_wrong_quotients.restype = ctypes.c_uint64
     loaded.argument_bytes.restype = ctypes.c_uint64
     loaded.finite_maximum.restype = ctypes.c_float
     return loaded
@@ -160,8 +160,8 @@ def assert_blocks_agree(library, blocks, dtype, global_scale, extreme=False):
     if wrong.size:
         b, byte = wrong[0]
         pytest.fail(
-            f"{dtype} gs={gs!r}: {len(wrong)} bytes differ, first block {b} byte {byte}: got {found_bytes[b, byte]:#04x}, "
-            f"codes wanted {codes[b]}, x {values[b]}, scale {scales[b]:#x}"
+            f"{dtype} gs={gs!r}: {len(wrong)} bytes differ, first block {b} byte {byte}: "
+            f"got {found_bytes[b, byte]:#04x}, codes wanted {codes[b]}, x {values[b]}, scale {scales[b]:#x}"
         )
 
 
@@ -224,24 +224,30 @@ def test_the_extreme_way_gives_the_ordinary_bits_where_both_apply(library, dtype
 # ---- dequantize and amax
 
 
+def test_every_quotient_of_scale_and_global_scale_is_the_division_s(library):
+    """All mantissas of both; their exponents only shift the result, which stays a normal number."""
+    assert library.count_wrong_quotients() == 0
+
+
+@pytest.mark.parametrize("global_scale", [1, 0.37, 3e-38, 1e38, 2688 / 65504, 2.0**-100, 2.0**100, 2.0**-101, 1e-42])
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
-def test_every_code_with_every_scale_dequantizes_as_specified(library, dtype):
-    global_scales = np.array([1, 0.37, 3e-38, 1e38, 2688 / 65504], np.float32)
-    with np.errstate(over="ignore"):
-        scales = (E4M3.values[:127] / global_scales[:, None]).reshape(-1)
-    scales = np.repeat(scales.astype(np.float32), 2)
-    codes = np.tile(np.array([0x76543210, 0xFEDCBA98], np.uint32), len(scales) // 2)
-    words = np.empty((len(scales), 8 if dtype == "float32" else 4), np.uint32)
-    library.dequantize_half_blocks(
-        INPUT_DTYPES.index(dtype), address(codes), address(scales), address(words), count(scales)
+def test_every_code_with_every_scale_dequantizes_as_specified(library, dtype, global_scale):
+    elements = 4 if dtype == "float32" else 8
+    gs = np.float32(global_scale)
+    words = [0x3210, 0x7654, 0xBA98, 0xFEDC] if elements == 4 else [0x76543210, 0xFEDCBA98]
+    scales = np.repeat(E4M3.values[:127], len(words))
+    codes = np.tile(np.array(words, np.uint32), 127)
+    found = np.empty((len(scales), 4), np.uint32)
+    library.dequantize_pieces(
+        *(INPUT_DTYPES.index(dtype), address(codes), address(scales), ctypes.c_float(gs), address(found), count(scales))
     )
     with np.errstate(all="ignore"):
-        values = E2M1.values[reference.unpack_codes(codes.view(np.uint8).reshape(len(scales), 4))] * scales[:, None]
-        wanted = reference.round_to_bits(values, dtype)
-    found, wanted = words.view(wanted.dtype).reshape(-1), wanted.reshape(-1)
+        unpacked = reference.unpack_codes(codes.view(np.uint8).reshape(len(scales), 4))[:, :elements]
+        wanted = reference.round_to_bits(E2M1.values[unpacked] * (scales / gs)[:, None], dtype).reshape(-1)
+    found = found.view(wanted.dtype).reshape(-1)
     numbers = ~np.isnan(reference.widen(wanted, dtype))  # 0 * inf: the bits of a NaN are free
     assert np.isnan(reference.widen(found, dtype)[~numbers]).all()
-    assert_same(found[numbers], wanted[numbers], np.repeat(scales, 8)[numbers])
+    assert_same(found[numbers], wanted[numbers], np.repeat(scales, elements)[numbers])
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)

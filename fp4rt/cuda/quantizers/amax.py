@@ -24,7 +24,7 @@ __all__ = ["choose_amax", "global_scale", "kernel_specs", "write_global_scale"]
 
 ARGUMENTS = argument_struct("kernels/amax_arguments.cuh", "AmaxArguments")
 THREADS, PIECES_PER_THREAD = 512, 4
-CTAS_PER_SM = 4
+CTAS_PER_SM = 16  # four waves: the later ones fill the gaps of the first
 PIECE_BYTES = 16
 _MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
 

@@ -11,9 +11,9 @@ from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic, widest_access
 from fp4rt.cuda.results import keep_alive, new_memory, result
-from fp4rt.format import BLOCK, INPUT_DTYPES
+from fp4rt.format import BLOCK, CODES_PER_BYTE, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
-from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape, round_up
 
 if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["choose_dequantize", "dequantize", "kernel_specs"]
 
 ARGUMENTS = argument_struct("kernels/dequantize_arguments.cuh", "DequantizeArguments")
-THREADS, HALVES_PER_THREAD = 128, 4
-HALF_BLOCK = BLOCK // 2
+THREADS, PIECES_PER_THREAD = 128, 4
+PIECE_BYTES = 16  # of results
+MAX_WHOLE_COLUMNS = 1 << 28  # 32-bit offsets along a row: a column of 16 elements has up to 128 bytes of scales
 
 
 def _spec(dtype: str) -> KernelSpec:
     defines = (
-        ("HALVES_PER_THREAD", HALVES_PER_THREAD),
         ("OUTPUT", INPUT_DTYPES.index(dtype)),
+        ("PIECES_PER_THREAD", PIECES_PER_THREAD),
         ("THREADS", THREADS),
     )
     return KernelSpec("kernels/dequantize.cu", "dequantize", defines)
@@ -44,17 +45,20 @@ def choose_dequantize(
     layout: ScaleLayout, m: int, n: int, padded_n: int, dtype: str, data_misalignment: int, y_misalignment: int
 ) -> Launch:
     """The launch for m, n >= 1; misalignments = address % 16."""
-    halves = ceil_div(n, HALF_BLOCK)
-    threads_log2 = min(ceil_div(halves, HALVES_PER_THREAD) - 1, THREADS - 1).bit_length()  # along a row
-    chunks = ceil_div(halves, HALVES_PER_THREAD << threads_log2)
-    columns = block_columns(padded_n)
+    elements = PIECE_BYTES // itemsize(dtype)
+    pieces = ceil_div(n, elements)
+    threads_log2 = min(ceil_div(pieces, PIECES_PER_THREAD) - 1, THREADS - 1).bit_length()  # along a row
+    chunks = ceil_div(pieces, PIECES_PER_THREAD << threads_log2)
+    rows = round_up(m, layout.tile_rows)  # in the order of their scales, rows beyond m lie between the others
+    access = widest_access(y_misalignment, n * itemsize(dtype))
+    codes_aligned = data_misalignment % (elements // CODES_PER_BYTE) == 0
+    whole_tiles = elements << threads_log2 >= layout.tile_columns * BLOCK and n < MAX_WHOLE_COLUMNS
+    whole = access == PIECE_BYTES and n % elements == 0 and codes_aligned and whole_tiles
     constants = (
-        *(m, n, data_shape(m, padded_n)[1], ceil_div(columns, layout.tile_columns), divider_magic(chunks)),
-        *(chunks, threads_log2, layout.index),
-        widest_access(y_misalignment, n * itemsize(dtype)),
-        int(data_misalignment % 4 == 0),
+        *(m, n, data_shape(m, padded_n)[1], ceil_div(block_columns(padded_n), layout.tile_columns)),
+        *(divider_magic(chunks), pieces, chunks, threads_log2, layout.index, access, int(whole)),
     )
-    return Launch(_spec(dtype), ceil_div(m, THREADS >> threads_log2) * chunks, THREADS, constants)
+    return Launch(_spec(dtype), ceil_div(rows, THREADS >> threads_log2) * chunks, THREADS, constants)
 
 
 @lru_cache(maxsize=4096)

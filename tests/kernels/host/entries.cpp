@@ -75,13 +75,37 @@ void quantize_blocks(int type, const u32* words, u64 blocks, float global_scale,
     if (type == FLOAT32) quantize_type<FLOAT32>(words, blocks, global_scale, scale, codes, extreme);
 }
 
-// count half blocks; words: 4 each (fp16, bf16) or 8 (fp32)
-void dequantize_half_blocks(int type, const u32* codes, const float* scale, u32* words, u64 count) {
+}  // extern "C"
+
+template <int TYPE>
+void dequantize_type(const u32* codes, const float* scale, float global_scale, u32* words, u64 count) {
     for (u64 i = 0; i < count; ++i) {
-        if (type == FLOAT16) dequantize_half_block<FLOAT16>(codes[i], scale[i], words + 4 * i);
-        if (type == BFLOAT16) dequantize_half_block<BFLOAT16>(codes[i], scale[i], words + 4 * i);
-        if (type == FLOAT32) dequantize_half_block<FLOAT32>(codes[i], scale[i], words + 8 * i);
+        if (is_ordinary(global_scale)) {
+            dequantize_ordinary<TYPE>(codes[i], scale[i], OrdinaryDivider(global_scale * UNIT), words + 4 * i);
+        } else {
+            dequantize_extreme<TYPE>(codes[i], scale[i], global_scale, words + 4 * i);
+        }
     }
+}
+
+extern "C" {
+// Pieces of 16 bytes: four words each.
+void dequantize_pieces(int type, const u32* codes, const float* scale, float global_scale, u32* words, u64 count) {
+    if (type == FLOAT16) dequantize_type<FLOAT16>(codes, scale, global_scale, words, count);
+    if (type == BFLOAT16) dequantize_type<BFLOAT16>(codes, scale, global_scale, words, count);
+    if (type == FLOAT32) dequantize_type<FLOAT32>(codes, scale, global_scale, words, count);
+}
+
+// How many quotients of the eight e4m3 mantissas by every fp32 mantissa differ from the division's.
+u64 count_wrong_quotients() {
+    u64 wrong = 0;
+    for (u32 mantissa = 0; mantissa < 1u << 23; ++mantissa) {
+        const OrdinaryDivider divider(float_of(127u << 23 | mantissa));
+        for (u32 s = 8; s < 16; ++s) {
+            wrong += divider.quotient((float)s) != (float)s / divider.divisor;
+        }
+    }
+    return wrong;
 }
 
 float finite_maximum(int type, const u32* words, u64 count) {

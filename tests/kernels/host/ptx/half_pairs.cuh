@@ -4,3 +4,8 @@
 inline u32 multiply_f16x2(u32 a, u32 b) {
     return f16x2_from_floats(float_from_low_f16(a) * float_from_low_f16(b), float_from_high_f16(a) * float_from_high_f16(b));
 }
+
+// For bf16 products, which no test here uses.
+u32 fma_f16x2(u32 a, u32 b, u32 c);
+u32 fma_bf16x2(u32 a, u32 b, u32 c);
+u32 multiply_bf16x2(u32 a, u32 b);

@@ -10,3 +10,10 @@ inline u32 permute_bytes(u32 low, u32 high, u32 selector) {
     for (u32 i = 0; i < 4; ++i) result |= (u32)(bytes >> 8 * (selector >> 4 * i & 7u) & 0xFFu) << 8 * i;
     return result;
 }
+
+inline u32 rotate_left(u32 value, u32 bits) { return bits ? value << bits | value >> (32 - bits) : value; }
+
+template <int BITS>
+u32 multiply_shift(u32 value) {
+    return value << BITS;
+}

@@ -1,0 +1,212 @@
+"""Products on a device against fp64, under a bound derived from the arithmetic, by every kernel that can run here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt.format import E4M3_NAN_BYTE
+from tests.cuda import gemm_cases as cases
+
+pytestmark = pytest.mark.gpu
+
+TOKENS = (*range(1, 18), 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1000, 4096)
+# (n, k): tails of every tile in both directions, rows that are no multiple of 16 bytes, primes times 16
+SIZES = (
+    *((16, 16), (48, 80), (80, 48), (13 * 16, 7 * 16), (31 * 16, 37 * 16), (17, 1040), (250, 50)),
+    *((16, 28672), (28672, 16), (48, 7152), (7152, 80), (1, 16)),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled():
+    """Kernels of the usual tiles, compiled side by side."""
+    import os
+    from concurrent.futures import ThreadPoolExecutor
+
+    from fp4rt.cuda.gemm.matmul import kernel_specs
+    from fp4rt.cuda.kernel import device_target
+
+    target = device_target(0)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(lambda spec: spec.compile(target.name), {s for s in kernel_specs() if s.built_for(target)}))
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(20)
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_every_number_of_tokens(kind, rng):
+    n, k = 13 * 16, 23 * 16
+    b = cases.quantized(rng, n, k)
+    for m in TOKENS:
+        a = cases.activations(rng, m, k, kind)
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m) and not (kernel == "reference" and m > 300):
+                cases.check(f"{kind} m={m}", a, b, kernel, form)
+        for form in (cases.PLAIN, cases.PREPACKED):
+            cases.check(f"{kind} m={m}", a, b, None, form, "bfloat16")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+def test_every_size_of_weight(size, rng):
+    n, k = size
+    b = cases.quantized(rng, n, k)
+    for kind in cases.KINDS:
+        for m in (1, 9, 16, 40, 300):
+            a = cases.activations(rng, m, k, kind)
+            for kernel, form in cases.ways():
+                if cases.takes(kernel, m) and not (kernel == "reference" and m * n * k > 1 << 28):
+                    cases.check(f"{kind} m={m} n={n} k={k}", a, b, kernel, form)
+
+
+@pytest.mark.parametrize("layout_b", ["linear", "128x4", "8x4"])
+@pytest.mark.parametrize("layout_a", ["linear", "128x4", "8x4"])
+def test_every_layout_of_both_operands(layout_a, layout_b, rng):
+    for n, k in ((150, 208), (64, 48)):
+        b = cases.quantized(rng, n, k, layout_b)
+        for m in (3, 130):
+            a = cases.quantized(rng, m, k, layout_a)
+            for kernel, form in cases.ways():
+                if cases.takes(kernel, m):
+                    cases.check(f"{layout_a} x {layout_b} m={m}", a, b, kernel, form)
+
+
+@pytest.mark.parametrize("out_dtype", ["float16", "bfloat16", "float32"])
+def test_alpha_bias_and_output_types(out_dtype, rng):
+    import ml_dtypes
+
+    n, k = 72, 272
+    b = cases.quantized(rng, n, k)
+    biases = [None] + [
+        cases.on_device(rng.standard_normal(n).astype(dtype).view(f"u{np.dtype(dtype).itemsize}")).view(np.dtype(dtype))
+        for dtype in (np.float16, ml_dtypes.bfloat16, np.float32)
+    ]
+    for kind in cases.KINDS:
+        for m in (2, 14, 50, 140):
+            a = cases.activations(rng, m, k, kind)
+            for kernel, form in cases.ways():
+                if cases.takes(kernel, m):
+                    for bias in biases:
+                        cases.check(f"{kind} m={m} bias", a, b, kernel, form, out_dtype, None, bias)
+                    cases.check(f"{kind} m={m} number", a, b, kernel, form, out_dtype, 0.37109375)
+                    alpha = cases.cupy().asarray([-0.0625], np.float32)
+                    cases.check(f"{kind} m={m} array", a, b, kernel, form, out_dtype, alpha, biases[-1])
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_scales_over_the_whole_range(kind, rng):
+    """Zero, subnormal and the largest scales, side by side in every product."""
+    n, k = 130, 16 * 127
+    b = cases.quantized(rng, n, k, scales=cases.WHOLE_RANGE)
+    for m in (5, 100):
+        a = cases.activations(rng, m, k, kind, **({"scales": cases.WHOLE_RANGE} if kind == "nvfp4" else {}))
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m):
+                cases.check(f"{kind} m={m}", a, b, kernel, form)
+
+
+def test_every_scale_byte_times_every_code_exactly(rng):
+    """One token reads one column: row 16 s + c of the weight has code c in it, under scale byte s."""
+
+    def change(codes, scales):
+        codes[...] = 0
+        codes[:, 37] = np.arange(len(codes)) % 16
+        scales[...] = (np.arange(len(scales)) // 16)[:, None]
+
+    b = cases.quantized(rng, 0x7F * 16, 256, change=change)
+    for kind in ("float16", "bfloat16"):
+        for m in (1, 20, 200):
+            a = cases.halves(rng, m, 256, kind, np.ones((m, 256), np.float32))
+            wanted = b.values[:, 37].get().astype(np.float32)
+            for kernel, form in cases.ways():
+                if cases.takes(kernel, m):
+                    got = cases.cupy().asarray(cases.run(a, b, kernel, form, alpha=1.0)).get()
+                    wrong = np.argwhere(got != wanted)
+                    assert not len(wrong), f"{kind} m={m} {kernel} {form}: {len(wrong)} wrong, first {wrong[0]}"
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_small_integers_are_exact_bit_for_bit(kind, rng):
+    """Sums of integers below 2^24 have one right answer, in any order of addition."""
+    n, k = 96, 16 * 41
+
+    def whole(codes, scales):  # codes 0, 1, 2, 3, 4, 6 and their negatives; scales 1, 2 and 4
+        codes[...] = rng.choice([0, 2, 4, 5, 6, 7, 10, 12, 13, 14, 15], codes.shape)
+        scales[...] = rng.choice([0x38, 0x40, 0x48], scales.shape)
+
+    b = cases.quantized(rng, n, k, change=whole)
+    for m in (1, 8, 16, 17, 64, 129, 256):
+        if kind == "nvfp4":
+            a = cases.quantized(rng, m, k, change=whole)
+        else:
+            a = cases.halves(rng, m, k, kind, rng.integers(-8, 9, (m, k)).astype(np.float32))
+        wanted = (a.values @ b.values.T).get()
+        assert np.abs(wanted).max() < 2**24
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m):
+                got = cases.cupy().asarray(cases.run(a, b, kernel, form, alpha=1.0)).get()
+                assert np.array_equal(got, wanted), f"{kind} m={m} {kernel} {form}"
+
+
+@pytest.mark.parametrize("kind", cases.KINDS)
+def test_a_nan_block_makes_exactly_its_rows_nan(kind, rng):
+    n, k = 150, 16 * 19
+    rows = [0, 17, 149]
+
+    def broken(codes, scales):
+        scales[rows, [0, 18, 7]] = E4M3_NAN_BYTE
+
+    b = cases.quantized(rng, n, k, change=broken)
+    for m in (4, 70):
+        a = cases.activations(rng, m, k, kind)
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m):
+                is_nan = cases.cupy().isnan(cases.cupy().asarray(cases.run(a, b, kernel, form))).get()
+                wanted = np.isin(np.arange(n), rows)
+                wrong = np.argwhere(is_nan != wanted)
+                assert not len(wrong), f"{kind} m={m} {kernel} {form}: {len(wrong)} wrong, first {wrong[0]}"
+
+
+def test_a_nan_block_of_an_activation_makes_its_token_nan(rng):
+    k = 16 * 19
+    b = cases.quantized(rng, 40, k)
+
+    def broken(codes, scales):
+        scales[2, 5] = E4M3_NAN_BYTE
+
+    for m in (4, 70):
+        a = cases.quantized(rng, m, k, change=broken)
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m):
+                is_nan = cases.cupy().isnan(cases.cupy().asarray(cases.run(a, b, kernel, form))).get()
+                assert is_nan[2].all(), f"m={m} {kernel} {form}"
+                assert not np.delete(is_nan, 2, axis=0).any(), f"m={m} {kernel} {form}"
+
+
+def test_every_portable_tile_on_one_product(rng):
+    """Selection takes few of the tiles on this device; each must be right, with k in one part and in several."""
+    from fp4rt.cuda.gemm import portable_choice
+    from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
+    from fp4rt.cuda.gemm.selection import Choice
+
+    n, k = 500, 1040
+    b = cases.quantized(rng, n, k)
+    weights = {cases.PLAIN: Weight(b.given.views(), 0), cases.PREPACKED: Weight(b.packed, 0)}
+    for kind in cases.KINDS:
+        for m in (7, 15, 30, 60, 200):
+            a = cases.activations(rng, m, k, kind)
+            left = a.given.views() if kind == "nvfp4" else fp4rt.interop.view(a.given)
+            true, bound = cases.expected(a, b)
+            for form, weight in weights.items():
+                problem = problem_of(left, weight)
+                as_fp16 = kind == "nvfp4" and (form == cases.PREPACKED or m > 16)
+                for tile, splits in portable_choice.candidates(problem, "float16" if as_fp16 else kind):
+                    if splits in (1, 4):
+                        choice = Choice("portable", tile, splits, "fp16" if as_fp16 else "as given", False, "")
+                        out = cases.cupy().full((m, n), np.nan, np.float32)
+                        launch(make_plan(0, problem, choice), left, weight, "float32", None, None, out.data.ptr, 0)
+                        cases.assert_close(f"{kind} m={m} {form} {tile} x{splits}", out, true, bound, "float32")
