@@ -15,7 +15,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import dtypes, streams
 from fp4rt.interop.arrays import ArrayView, dense_strides
 
-__all__ = ["Managed", "ManagedVersioned", "consume", "pythonapi", "read"]
+__all__ = ["Managed", "ManagedVersioned", "Tensor", "capsule_pointer", "consume", "read"]
 
 VERSION = (1, 1)
 NAME, VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
@@ -27,7 +27,7 @@ CODE_FLOAT4 = 17
 _HOST_READABLE = (DEVICE_CPU, DEVICE_CUDA_HOST)
 
 
-class _Tensor(ctypes.Structure):
+class Tensor(ctypes.Structure):
     """DLTensor."""
 
     _fields_ = [
@@ -47,7 +47,7 @@ class _Tensor(ctypes.Structure):
 class Managed(ctypes.Structure):
     """DLManagedTensor."""
 
-    _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ = [("tensor", Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
 class ManagedVersioned(ctypes.Structure):
@@ -59,22 +59,22 @@ class ManagedVersioned(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
-        ("tensor", _Tensor),
+        ("tensor", Tensor),
     ]
 
 
 Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def pythonapi(name: str, result: Any, *arguments: Any) -> Any:
+def _pythonapi(name: str, result: Any, *arguments: Any) -> Any:
     """A function of Python's C API, called with the interpreter lock held."""
     prototype = ctypes.PYFUNCTYPE(result, *arguments)
     return prototype((name, ctypes.pythonapi))
 
 
-_is_valid = pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-_get_pointer = pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
-_set_name = pythonapi("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+_is_valid = _pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
+capsule_pointer = _pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
+_set_name = _pythonapi("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 
 
 class ConsumedTensor:
@@ -126,7 +126,7 @@ def consume(capsule: Any, name: str) -> ArrayView:
     """
     flags = 0
     if _is_capsule(capsule, VERSIONED_NAME):
-        address = _get_pointer(capsule, VERSIONED_NAME)
+        address = capsule_pointer(capsule, VERSIONED_NAME)
         _set_name(capsule, USED_VERSIONED_NAME)
         versioned = ManagedVersioned.from_address(address)
         owner = ConsumedTensor(address, versioned.deleter or 0)
@@ -136,7 +136,7 @@ def consume(capsule: Any, name: str) -> ArrayView:
             )
         flags, tensor = versioned.flags, versioned.tensor
     elif _is_capsule(capsule, NAME):
-        address = _get_pointer(capsule, NAME)
+        address = capsule_pointer(capsule, NAME)
         _set_name(capsule, USED_NAME)
         managed = Managed.from_address(address)
         owner = ConsumedTensor(address, managed.deleter or 0)
@@ -160,7 +160,7 @@ def _device(device_type: int, index: int, name: str) -> Device:
     raise DeviceError(f"{name} is on DLPack device type {device_type}; wanted the host or a CUDA device")
 
 
-def _view(owner: ConsumedTensor, tensor: _Tensor, flags: int, name: str) -> ArrayView:
+def _view(owner: ConsumedTensor, tensor: Tensor, flags: int, name: str) -> ArrayView:
     device = _device(tensor.device_type, tensor.device_id, name)
     shape = tuple(tensor.shape[axis] for axis in range(tensor.ndim))
     strides = tuple(tensor.strides[axis] for axis in range(tensor.ndim)) if tensor.strides else dense_strides(shape)

@@ -1,144 +1,83 @@
 """Handing dense memory out through DLPack.
 
-One C deleter serves every exported tensor; what the tensor keeps alive stands in ``_exported`` under its address until
-then. At interpreter exit the deleters of what still lives are replaced by a C function that does nothing: a C++ owner
-that outlives Python must not call into it. (DLPack allows NULL there, but JAX calls it unseen.)
+A DLPack tensor dies wherever its last user drops it: on a thread without Python's lock, in the middle of an exception,
+after the interpreter's end. Its deleter must be C, and NumPy has the one that is needed: it takes the lock, checks that
+Python is there, and drops one reference. So a capsule is made by NumPy, for a dummy array that keeps the owner alive,
+and then told the true address, device and type.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import struct
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from fp4rt.device import Device
 from fp4rt.interop import dtypes, streams
-from fp4rt.interop.arrays import dense_strides
 from fp4rt.interop.dlpack import (
     DEVICE_CPU,
     DEVICE_CUDA,
-    FLAG_READ_ONLY,
     NAME,
     VERSION,
     VERSIONED_NAME,
-    Deleter,
     Managed,
     ManagedVersioned,
-    pythonapi,
+    Tensor,
+    capsule_pointer,
 )
 
-__all__ = ["Export", "hand_over", "make_capsule"]
+__all__ = ["Export", "make_capsule"]
 
-_new_capsule = pythonapi("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
-_keep_forever = pythonapi("Py_IncRef", None, ctypes.py_object)
-# A capsule under destruction has no references left: as a py_object it would be revived and destroyed again.
-_dying_is_valid = pythonapi("PyCapsule_IsValid", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
-_dying_pointer = pythonapi("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
-
-_TENSOR_FORMAT = "QiiiBBHQQQ"  # DLTensor, which has no gaps
-
-
-def _plan(managed: Any, layout: str) -> tuple[int, Any, int]:
-    packer = struct.Struct(layout)
-    return packer.size, packer.pack_into, managed.deleter.offset
+_HEAD = struct.Struct("=QiiiBBH")  # DLTensor up to its type: data, device type, device index, rank, code, bits, lanes
+_STRIDES = Tensor.strides.offset
+_LEGACY_TENSOR, _VERSIONED_TENSOR = Managed.tensor.offset, ManagedVersioned.tensor.offset
+_BYTE = np.dtype(np.uint8)
+_memmove = ctypes.memmove
+_NULL = b"\0" * 8
 
 
-_LEGACY = _plan(Managed, f"={_TENSOR_FORMAT}QQ")
-_VERSIONED = _plan(ManagedVersioned, f"=IIQQQ{_TENSOR_FORMAT}")
-_address_of = ctypes.addressof
+class _Holder(ctypes.c_char * 1):  # type: ignore[misc]
+    """One byte for a dummy array to stand on, and what the array keeps alive."""
+
+    owner: Any
 
 
 @lru_cache(maxsize=64)
-def _memory_type(nbytes: int) -> Any:
-    return ctypes.c_char * nbytes
-
-
-@lru_cache(maxsize=1024)
-def _extents(shape: tuple[int, ...]) -> bytes:
-    """Shape and dense strides, one behind the other."""
-    return struct.pack(f"={2 * len(shape)}q", *shape, *dense_strides(shape))
-
-
-_exported: dict[int, tuple[Any, Any, int]] = {}  # address -> (the struct's memory, its owner, offset of the deleter)
-
-
-def _forget(address: int) -> None:
-    _exported.pop(address, None)
-
-
-_release = Deleter(_forget)
-_release_address = ctypes.cast(_release, ctypes.c_void_p).value or 0
-
-
-def _destroy_unused(capsule: int) -> None:
-    """Capsule destructor: a capsule that nobody consumed still owns its tensor."""
-    for name in (NAME, VERSIONED_NAME):
-        if _dying_is_valid(capsule, name):
-            _forget(_dying_pointer(capsule, name))
-
-
-_destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(_destroy_unused)
-_destructor_address = ctypes.cast(_destructor, ctypes.c_void_p).value or 0
+def _no_strides(rank: int) -> tuple[int, ...]:
+    return (0,) * rank
 
 
 def make_capsule(
-    owner: Any,
-    pointer: int,
-    device: Device,
-    dtype: str,
-    shape: tuple[int, ...],
-    *,
-    versioned: bool = False,
-    readonly: bool = False,
+    owner: Any, pointer: int, device: Device, dtype: str, shape: tuple[int, ...], versioned: bool = False
 ) -> Any:
-    """A DLPack capsule over dense memory, which ``owner`` keeps alive until the consumer lets it go."""
-    address = _make_tensor(owner, pointer, device, dtype, shape, versioned, readonly)
-    return _new_capsule(address, VERSIONED_NAME if versioned else NAME, _destructor_address)
+    """A DLPack capsule over dense memory, which ``owner`` keeps alive until the consumer lets it go.
 
-
-def hand_over(consume: Any, owner: Any, pointer: int, device: Device, dtype: str, shape: tuple[int, ...]) -> Any:
-    """``consume(capsule)``: like :func:`make_capsule` for a consumer at hand, without the cost of a destructor."""
-    address = _make_tensor(owner, pointer, device, dtype, shape, False, False)
-    try:
-        return consume(_new_capsule(address, NAME, None))
-    except BaseException:
-        _forget(address)
-        raise
-
-
-def _make_tensor(
-    owner: Any,
-    pointer: int,
-    device: Device,
-    dtype: str,
-    shape: tuple[int, ...],
-    versioned: bool,
-    readonly: bool,
-) -> int:
-    """Address of a managed tensor, which lives in ``_exported`` until its deleter is called."""
-    head, pack, deleter_offset = _VERSIONED if versioned else _LEGACY
-    ndim = len(shape)
-    memory = _memory_type(head + 16 * ndim)()
-    address = _address_of(memory)
-    tensor = (
-        pointer,
-        DEVICE_CPU if device.kind == "cpu" else DEVICE_CUDA,
-        device.index,
-        ndim,
-        *dtypes.dlpack_type(dtype),
-        address + head,
-        address + head + 8 * ndim,
-        0,
-    )
+    Args:
+        owner: any object.
+        pointer: address of the first element.
+        device: where it is.
+        dtype: name of the element type.
+        shape: extents; the elements are dense and row-major (null strides say so).
+        versioned: DLPack 1.x, where this NumPy has it; else the older struct.
+    """
+    holder = _Holder()
+    holder.owner = owner
+    rank = len(shape)
+    dummy = np.ndarray(shape, _BYTE, holder, 0, _no_strides(rank))
     if versioned:
-        pack(memory, 0, *VERSION, 0, _release_address, FLAG_READ_ONLY if readonly else 0, *tensor)
+        capsule = dummy.__dlpack__(max_version=VERSION)
+        tensor = capsule_pointer(capsule, VERSIONED_NAME) + _VERSIONED_TENSOR
     else:
-        pack(memory, 0, *tensor, 0, _release_address)
-    memory[head:] = _extents(shape)
-    _exported[address] = (memory, owner, deleter_offset)
-    return address
+        capsule = dummy.__dlpack__()
+        tensor = capsule_pointer(capsule, NAME) + _LEGACY_TENSOR
+    kind = DEVICE_CPU if device.kind == "cpu" else DEVICE_CUDA
+    head = _HEAD.pack(pointer, kind, device.index, rank, *dtypes.dlpack_type(dtype))
+    _memmove(tensor, head, _HEAD.size)
+    _memmove(tensor + _STRIDES, _NULL, len(_NULL))
+    return capsule
 
 
 class Export:
@@ -175,16 +114,8 @@ class Export:
             raise BufferError("exported as it lies only: no copy, no other device")
         if self.device.kind == "cuda" and stream != -1:
             streams.order(self.stream, stream or streams.DLPACK_LEGACY_DEFAULT, self.device)
-        versioned = max_version is not None and max_version[0] >= VERSION[0]
-        return make_capsule(self.owner, self.pointer, self.device, self.dtype, self.shape, versioned=versioned)
+        versioned = _NUMPY_HAS_VERSIONS and max_version is not None and max_version[0] >= VERSION[0]
+        return make_capsule(self.owner, self.pointer, self.device, self.dtype, self.shape, versioned)
 
 
-# Ignores its argument, touches no interpreter, and may be called after the end of it.
-_nothing_address = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
-
-
-@atexit.register
-def _disarm_deleters() -> None:
-    for memory, _, deleter_offset in list(_exported.values()):
-        struct.pack_into("=Q", memory, deleter_offset, _nothing_address)
-        _keep_forever(memory)  # whoever holds the tensor still reads the struct after our teardown
+_NUMPY_HAS_VERSIONS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"

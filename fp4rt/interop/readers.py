@@ -50,8 +50,8 @@ def _element_strides(byte_strides: tuple[int, ...], size: int, name: str) -> tup
 
 def _torch_reader(x: Any, name: str, stream: Any) -> ArrayView:
     device = _torch_device(x.device, name)
-    if x.is_neg() or x.is_conj():
-        raise DtypeError(f"{name} has a pending negation or conjugation; pass {name}.resolve_neg().resolve_conj()")
+    if x.is_neg():  # a pending conjugation has only a complex tensor, whose dtype is refused
+        raise DtypeError(f"{name} has a pending negation, which its memory does not show; pass {name}.resolve_neg()")
     try:
         view = ArrayView(x, "torch", device, _torch_dtype(x.dtype), x.shape, x.stride(), x.data_ptr(), False, name)
     except RuntimeError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from fp4rt.device import CPU, Device
 from fp4rt.errors import DtypeError
 from fp4rt.interop import dtypes, streams
-from fp4rt.interop.export import Export, hand_over
+from fp4rt.interop.export import Export, make_capsule
 from fp4rt.interop.readers import view
 
 __all__ = ["as_uint8", "from_device", "from_host"]
@@ -67,7 +67,7 @@ def from_device(buffer: Any, shape: tuple[int, ...], dtype: str, library: str, o
     pointer = buffer.pointer + offset
     if library == "torch":
         torch = sys.modules["torch"]
-        return hand_over(torch.utils.dlpack.from_dlpack, buffer, pointer, device, dtype, shape)
+        return torch.utils.dlpack.from_dlpack(make_capsule(buffer, pointer, device, dtype, shape))
     if library == "jax":
         jax = sys.modules["jax"]
         return jax.dlpack.from_dlpack(Export(_UntilIdle(buffer), pointer, device, dtype, shape, buffer.stream))

@@ -80,7 +80,7 @@ def test_jax_arrays_are_seen_where_they_lie(jax: Any) -> None:
 @pytest.mark.parametrize("library", ["torch", "jax", "cupy"])
 def test_a_pools_memory_becomes_an_array_and_comes_back(request: pytest.FixtureRequest, library: str) -> None:
     request.getfixturevalue(library)
-    fp4rt.api._load_backend("cuda")
+    pytest.importorskip("fp4rt.cuda")  # brings the pool its allocator
     pool = PaddedPool()
     buffer = pool.allocate(4096, interop.Device("cuda", 0), 0)
     pointer = buffer.pointer
@@ -402,7 +402,7 @@ graph.replay()
 torch.cuda.synchronize()
 assert (y == 12).all(), "the capture was spoilt"
 if error is None:
-    assert (q.data == 0x77).all() and (q.scales[:64] == 0x38).all(), "captured but not replayed"
+    assert (q.data == 0x77).all() and (q.scales == 0x38).sum() == 64 * 32, "captured but not replayed"
 fp4rt.quantize(x, 1.0, out=q)
 assert (q.data == 0x77).all()
 print("captured" if error is None else f"refused: {error}")
