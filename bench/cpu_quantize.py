@@ -26,6 +26,7 @@ import fp4rt
 from bench.rows import Row, print_row, time_host, timing, write_rows
 from fp4rt.cpu import reference
 from fp4rt.cpu.threads import thread_count
+from fp4rt.format import E2M1, R6
 from fp4rt.layout import LAYOUTS
 
 SHAPES = ((4096, 4096), (4096, 14336), (8192, 8192))
@@ -50,7 +51,7 @@ def torch_quantize(x: Any, global_scale: float, layout: str) -> tuple[Any, Any]:
     m, n = x.shape
     blocks = x.float().view(m, n // 16, 16)
     v = blocks.abs().amax(-1)
-    t = global_scale * (v * float(reference.R6))
+    t = global_scale * (v * float(R6))
     scales = t.clamp(max=448).to(torch.float8_e4m3fn)
     scale = scales.float()
     enc = torch.where(scale == 0, 0.0, 1 / (scale * (1 / torch.tensor(global_scale))))
@@ -79,7 +80,7 @@ def torch_dequantize(data: Any, scales: Any, global_scale: float) -> Any:
     import torch
 
     m = data.shape[0]
-    values = torch.from_numpy(reference.E2M1.values.copy())
+    values = torch.from_numpy(E2M1.values.copy())
     codes = torch.stack([data & 15, data >> 4], -1).view(m, -1).int()
     block_scale = scales.view(torch.float8_e4m3fn).float() / global_scale
     return (values[codes].view(m, -1, 16) * block_scale[..., None]).view(m, -1).to(torch.bfloat16)

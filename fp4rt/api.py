@@ -146,9 +146,11 @@ def relayout(
     target = None
     if out is not None:
         target = check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
-    result = _backend(views.data).relayout(views, known, target, stream)
+    scales = _backend(views.data).relayout(views, known, target, stream)
     interop.hold_foreign(stream, views, target)
-    return out if out is not None else cast(QuantizedTensor, result)
+    if out is not None:
+        return out
+    return QuantizedTensor.trusted(q.data, scales, q.global_scale, q.shape, known.name, q.padded_n)
 
 
 def global_scale(x: Any, *, stream: Any = None) -> Any:

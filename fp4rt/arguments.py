@@ -51,7 +51,7 @@ def check_matrix(
 
 def check_dtype(function: str, name: str, dtype: Any) -> str:
     """The name of a dtype given as a name or as a dtype object of any library."""
-    text = dtype if isinstance(dtype, str) else getattr(dtype, "name", None) or getattr(dtype, "__name__", str(dtype))
+    text: str = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
     text = text.removeprefix("torch.")
     text = DTYPE_SPELLINGS.get(text, text)
     if text not in INPUT_DTYPES:
@@ -135,7 +135,8 @@ def check_quantized_out(
     stream: Any,
 ) -> QuantizedViews:
     """The views of a QuantizedTensor to write a result to."""
-    views = check_quantized(function, "out", out, stream)
+    if not isinstance(out, QuantizedTensor):
+        check_quantized(function, "out", out, stream)
     if out.shape != shape or out.padded_n != padded_n:
         raise ShapeError(
             f"{function} needs out with shape {shape} and padded_n = {padded_n}, "
@@ -143,12 +144,17 @@ def check_quantized_out(
         )
     if out.layout != layout:
         raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
-    m = shape[0]
-    _check_out_view(function, "out.data", views.data, beside, data_shape(m, padded_n), "uint8")
-    scale_shape = views.layout.shape(m, block_columns(padded_n))
+    views: QuantizedViews = out.writable_views(stream, lambda views: _check_quantized_parts(function, views))
+    interop.same_device(beside, views.data)
+    return views
+
+
+def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
+    m, beside = views.shape[0], views.data
+    _check_out_view(function, "out.data", views.data, beside, data_shape(m, views.padded_n), "uint8")
+    scale_shape = views.layout.shape(m, views.columns)
     _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
     _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
-    return views
 
 
 def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:

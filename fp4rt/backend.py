@@ -88,13 +88,11 @@ class Backend(Protocol):
     def dequantize(self, q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int) -> Any:
         """(m, n) in ``dtype``: "float16", "bfloat16" or "float32". ``out`` is C-contiguous."""
 
-    def relayout(
-        self, q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int
-    ) -> QuantizedTensor | None:
+    def relayout(self, q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int) -> Any:
         """Scale bytes to ``layout``; every scale that belongs to no block of the n columns becomes 0.
 
-        Data bytes are kept as they are. Without ``out`` the result shares ``q``'s data and global scale (only scales
-        move); with it all three are copied.
+        Without ``out`` only scales move: the result is the array of scales, which ``api`` joins with q's own data and
+        global scale. With it all three are copied, data bytes as they are.
         """
 
     def global_scale(self, x: ArrayView, stream: int) -> Any:

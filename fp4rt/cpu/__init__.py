@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fp4rt import interop, prepacked
-from fp4rt.backend import BackendStatus, Explanation, QuantizedViews
+from fp4rt.backend import BackendStatus, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.amax import amax_rows, encode_scale
 from fp4rt.cpu.kernels.quantize import quantize_rows
 from fp4rt.cpu.kernels.relayout import relayout_rows
-from fp4rt.cpu.product import matmul
 from fp4rt.cpu.memory import Matrix, Target, flat_bytes, matrix, new_array, offsets, scalar
+from fp4rt.cpu.product import explain, matmul
 from fp4rt.cpu.threads import map_rows, on_thread, thread_count
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import ScaleLayout, block_columns, ceil_div, data_shape, get_layout
@@ -34,15 +34,6 @@ __all__ = ["dequantize", "explain", "global_scale", "matmul", "prepack", "quanti
 def status() -> BackendStatus:
     """The CPU backend runs wherever its dependencies are installed."""
     return BackendStatus("cpu", True, f"{thread_count()} threads", ("cpu",))
-
-
-def explain(
-    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool = False, stream: int = 0
-) -> Explanation:
-    """There is one way on the host, and nothing to measure."""
-    del measure, stream
-    kind = "prepacked tiles" if isinstance(b, PrepackedWeight) else "codes"
-    return Explanation("blas", "", {}, f"host arrays: {kind} are dequantized to fp32 in blocks, BLAS multiplies them")
 
 
 def quantize(
@@ -89,9 +80,7 @@ def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int
     return target.finish()
 
 
-def relayout(
-    q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int = 0
-) -> QuantizedTensor | None:
+def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int = 0) -> Any:
     """See :class:`fp4rt.backend.Backend`."""
     m, n = q.shape
     if out is None:
@@ -111,9 +100,7 @@ def relayout(
     map_rows(run, physical_rows, physical_columns)
     if out is not None:
         return None
-    library = q.data.library
-    in_shape = interop.from_host(scales.reshape(physical_rows, physical_columns), library)
-    return QuantizedTensor.trusted(q.data.owner, in_shape, q.global_scale.owner, q.shape, layout.name, q.padded_n)
+    return interop.from_host(scales.reshape(physical_rows, physical_columns), q.data.library)
 
 
 def prepack(b: QuantizedViews, stream: int = 0) -> PrepackedWeight:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from fp4rt import interop, prepacked
-from fp4rt.backend import QuantizedViews
+from fp4rt.backend import Explanation, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.bits import KINDS
 from fp4rt.cpu.kernels.product import finish_rows, widen_rows
@@ -24,7 +24,7 @@ from fp4rt.prepacked import PrepackedWeight
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["matmul"]
+__all__ = ["explain", "matmul"]
 
 LINEAR = LAYOUTS["linear"]
 OPERAND_BLOCK = 1 << 22  # elements of an operand in fp32 at a time: 16 MB
@@ -122,15 +122,13 @@ def matmul(
     if bias is not None:
         widen_rows(*matrix(bias), n, 0, addend)
 
-    rows_a_block = max(1, OPERAND_BLOCK // k)
-    columns_a_block = round_up(rows_a_block, prepacked.TILE_ROWS)
-    rows = np.empty((min(m, rows_a_block), k), np.float32)
-    columns = np.empty((min(n, columns_a_block), k), np.float32)
-    sums = np.empty(rows.shape[0] * columns.shape[0], np.float32)
-    for i in range(0, m, rows_a_block):
+    rows_a_block, columns_a_block = _block_sizes(m, n, k)
+    rows, columns = np.empty((rows_a_block, k), np.float32), np.empty((columns_a_block, k), np.float32)
+    sums = np.empty(rows_a_block * columns_a_block, np.float32)
+    for i in range(0, m, max(1, rows_a_block)):
         x = rows[: min(rows_a_block, m - i)]
         left.read(i, i + len(x), x)
-        for j in range(0, n, columns_a_block):
+        for j in range(0, n, max(1, columns_a_block)):
             w = columns[: min(columns_a_block, n - j)]
             right.read(j, j + len(w), w)
             product = sums[: len(x) * len(w)].reshape(len(x), len(w))
@@ -138,6 +136,23 @@ def matmul(
                 np.matmul(x, w.T, out=product)
             _finish(product, factor, addend, target.bits[i : i + len(x)], j, KINDS[out_dtype])
     return target.finish()
+
+
+def explain(
+    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int = 0
+) -> Explanation:
+    """See :class:`fp4rt.backend.Backend`; there is one way here, so nothing is measured."""
+    (m, k), n = a.shape, b.shape[0]
+    rows, columns = _block_sizes(m, n, k)
+    workspace = {"operand a": rows * k * 4, "operand b": columns * k * 4, "sums": rows * columns * 4}
+    why = "host arrays: operands are dequantized to fp32 in blocks, which is exact, and multiplied by BLAS"
+    return Explanation("BLAS", f"{rows} x {columns} x {k}", workspace, why)
+
+
+def _block_sizes(m: int, n: int, k: int) -> tuple[int, int]:
+    """Rows of a and of b at a time; those of b in whole prepacked tiles."""
+    rows = max(1, OPERAND_BLOCK // k)
+    return min(m, rows), min(n, round_up(rows, prepacked.TILE_ROWS))
 
 
 def _true_alpha(scales: float) -> np.float32:

@@ -11,6 +11,7 @@ the tests of the facts check against the formats' definitions.
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -99,7 +100,7 @@ def divide(numerator: int, b: np.ndarray) -> np.ndarray:
 def nearest_code(bits: np.ndarray, values: list[Fraction], fraction_bits: int) -> np.ndarray:
     """Code of the nearest value, ties to the even code, saturating; infinity too. Every midpoint has at most
     ``fraction_bits`` bits behind the point."""
-    midpoints = [(low + high) / 2 * 2**fraction_bits for low, high in zip(values, values[1:], strict=False)]
+    midpoints = [(low + high) / 2 * 2**fraction_bits for low, high in pairwise(values)]
     assert all(midpoint.denominator == 1 for midpoint in midpoints)
     ties = np.array([int(midpoint) for midpoint in midpoints], np.int64)
     mantissa, exponent = split(np.where(bits == INFINITY, 0, bits))

@@ -15,7 +15,8 @@ with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import numpy, fp4rt
     scales = numpy.array([[1, 2, 3]], numpy.uint8)
-    q = fp4rt.QuantizedTensor(numpy.zeros((1, 24), numpy.uint8), scales, numpy.ones(1, numpy.float32), (1, 48), "linear")
+    codes, one = numpy.zeros((1, 24), numpy.uint8), numpy.ones(1, numpy.float32)
+    q = fp4rt.QuantizedTensor(codes, scales, one, (1, 48), "linear")
     assert fp4rt.relayout(q, "8x4").scales.reshape(-1)[:4].tolist() == [1, 2, 3, 0]  # the kernel that compiles fastest
 for warning in caught:
     print(warning.category.__name__, warning.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -85,7 +87,7 @@ def test_every_code_tie_and_its_neighbours_under_every_block_scale(scale: np.flo
 def test_every_scale_tie_and_its_neighbours(scale: np.float32) -> None:
     """Block maxima whose t lies on, and within two units of, each tie between two e4m3 values; and beyond 448."""
     values = [float(v) for v in oracle.E4M3_VALUES]
-    ties = [(low + high) / 2 for low, high in zip(values, values[1:], strict=False)] + [448.0, 464.0, 480.0]
+    ties = [(low + high) / 2 for low, high in pairwise(values)] + [448.0, 464.0, 480.0]
     with np.errstate(over="ignore"):
         centre = np.minimum((np.array(ties) * 6 / float(scale)), float(FP32_MAX) * 0.99).astype(np.float32)
     steps = np.arange(-4, 5)

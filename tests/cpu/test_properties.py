@@ -68,8 +68,7 @@ def test_quantizing_what_was_dequantized_gives_the_same_bytes(q: fp4rt.Quantized
 def test_relayout_is_a_bijection(q: fp4rt.QuantizedTensor, target: str) -> None:
     moved = q.relayout(target)
     assert_same_tensor(moved.relayout(q.layout), q, f"to {target} and back")
-    m, n = q.shape
-    columns = q.padded_n // 16
+    m, columns = q.shape[0], q.padded_n // 16
     there = LAYOUTS[target].unpack(moved.scales, m, columns)
     assert_same_bits(there, LAYOUTS[q.layout].unpack(q.scales, m, columns), "scales by row and column")
     values, wanted = moved.dequantize(), q.dequantize()

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_ranges_cover_all_rows_once_and_in_order() -> None:
         ranges = threads.map_rows(lambda first, end: (first, end), rows, 1 << 16)
         assert ranges[0][0] == 0
         assert ranges[-1][1] == rows
-        assert all(left[1] == right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+        assert all(left[1] == right[0] for left, right in pairwise(ranges))
     assert threads.map_rows(lambda first, end: end, 0, 16) == []
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import MAX_GRID, Launch, divider_magic
-from fp4rt.cuda.results import copy_bytes, keep_alive, new_memory, result
+from fp4rt.cuda.results import copy_bytes, new_memory, result
 from fp4rt.format import BLOCK
 from fp4rt.layout import ScaleLayout, block_columns, ceil_div
 from fp4rt.pool import scale_tag
-from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
@@ -46,7 +45,7 @@ def choose_relayout(
     return Launch(_spec(), min(ceil_div(nbytes, THREADS * BYTES_PER_THREAD), MAX_GRID), THREADS, constants)
 
 
-def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int) -> QuantizedTensor | None:
+def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int) -> Any:
     """See :class:`fp4rt.backend.Backend`."""
     m, n = q.shape
     device, library = q.data.device, q.data.library
@@ -64,9 +63,6 @@ def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None,
         args = ARGUMENTS.pack(q.scales.pointer, scales, *launch.constants)
         kernel = launch.spec.on(device.index)
         kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
-    keep_alive(stream, q.data, q.scales, q.global_scale)
     if buffer is None:
         return None
-    return QuantizedTensor.trusted(
-        q.data.owner, result(buffer, shape, "uint8", library), q.global_scale.owner, q.shape, layout.name, q.padded_n
-    )
+    return result(buffer, shape, "uint8", library)
