@@ -33,7 +33,8 @@ class NVFP4Linear(torch.nn.Module):
 
     ``.to()`` moves them; a dtype there changes the bias alone. A float8 ``weight_scale`` is loaded by its bytes. On a
     CUDA device the weight is repacked at the first call, or by :meth:`prepack`, and then held in that form only; the
-    state dict is made from it, byte for byte.
+    state dict is made from it, byte for byte. A first call that is being compiled or captured in a graph takes the weight
+    as it is.
 
     Args:
         in_features, out_features: sizes; in_features need not be a multiple of 16.
@@ -191,7 +192,7 @@ class NVFP4Linear(torch.nn.Module):
             raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
         rows = x.reshape(-1, self.in_features)
         quantize_input = self.mode == "w4a4"
-        if self.prepacked_data is None and x.is_cuda and not torch.compiler.is_compiling():
+        if self.prepacked_data is None and x.is_cuda and not _recording():
             self.prepack()
         if self.prepacked_data is not None:
             y = ops.linear_prepacked(
@@ -229,7 +230,7 @@ class NVFP4Linear(torch.nn.Module):
     # ---- what torch calls when it moves, saves and loads
 
     def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
-        """Move the buffers; fp32 scales keep their dtype (``.half()`` is for activations), tiles stay on CUDA only."""
+        """Move the buffers; fp32 scales keep their dtype: ``.half()`` is for activations."""
         scales = {name: getattr(self, name) for name in ("weight_global_scale", "input_global_scale")}
         super()._apply(fn, recurse)
         for name, before in scales.items():
@@ -250,3 +251,8 @@ class NVFP4Linear(torch.nn.Module):
         if isinstance(given, torch.Tensor) and given.dtype in (torch.float8_e4m3fn, torch.int8):
             state_dict[name] = given.view(torch.uint8)  # bytes; copying would convert the values
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _recording() -> bool:
+    """Whether the work of this moment is being compiled, or captured in a graph: no time for repacking."""
+    return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()

@@ -377,6 +377,26 @@ def test_a_layers_forward_is_captured_with_its_own_allocations(torch: Any) -> No
             fp4rt.quantize(x)  # eager work between replays must not touch the graph's memory
 
 
+def test_a_layers_first_call_inside_a_capture_takes_the_weight_as_it_is(torch: Any) -> None:
+    from fp4rt.torch import NVFP4Linear
+
+    layer = NVFP4Linear.from_linear(torch.nn.Linear(512, 256, device="cuda", dtype=torch.bfloat16)).eval()
+    x = torch.randn(16, 512, dtype=torch.bfloat16, device="cuda")
+    weight, bias = layer.weight(), layer.bias
+    with torch.no_grad():
+        fp4rt.matmul(x, weight, bias=bias)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = layer(x)
+        assert not layer.prepacked
+        x.normal_()
+        graph.replay()
+        assert torch.equal(y, fp4rt.matmul(x, weight, bias=bias))
+        layer(x)
+    assert layer.prepacked
+
+
 def test_a_first_call_inside_a_capture_works_or_fails_before_the_capture_is_spoilt() -> None:
     """In a fresh process with an empty kernel cache nothing is compiled or loaded yet."""
     import os
