@@ -33,8 +33,8 @@ class NVFP4Linear(torch.nn.Module):
 
     ``.to()`` moves them; a dtype there changes the bias alone. A float8 ``weight_scale`` is loaded by its bytes. On a
     CUDA device the weight is repacked at the first call, or by :meth:`prepack`, and then held in that form only; the
-    state dict is made from it, byte for byte. A first call that is being compiled or captured in a graph takes the weight
-    as it is.
+    state dict is made from it, byte for byte. A first call that is being compiled, or captured in a graph, takes the
+    weight as it is.
 
     Args:
         in_features, out_features: sizes; in_features need not be a multiple of 16.
