@@ -10,6 +10,7 @@ Sources: nvidia-modelopt 0.47, ``torch/export/convert_hf_config.py`` and ``quant
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,9 @@ __all__ = ["Outcome", "file_metadata", "folder_config", "hf_quant_config", "kept
 
 W4A4, W4A16 = "NVFP4", "W4A16_NVFP4"
 KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+# Embeddings of language models, and what their output head is called.
+TIED_TO = re.compile(r"(^|\.)(embed_tokens|wte)\.weight$")
+HEAD_NAME = "lm_head"
 OWN_METADATA = (COMFY_METADATA, CONFIG_METADATA, SHAPES_METADATA, FUSED_METADATA)
 
 
@@ -55,9 +59,21 @@ class Outcome:
         return [group for group in groups if group[1]]
 
 
-def kept_linears(entries: Iterable[TensorEntry]) -> tuple[str, ...]:
-    """Modules of unquantized linear weights, for the lists of modules to leave alone."""
+def kept_linears(entries: Iterable[TensorEntry], quantized: Iterable[str]) -> tuple[str, ...]:
+    """Modules that stay floats, for the lists of modules to leave alone.
+
+    Those of unquantized linear weights; and the output head where it is tied to the embeddings: it is a linear module
+    without a tensor of its own, and a loader would look for its codes.
+
+    Args:
+        entries: the unquantized tensors.
+        quantized: names of the quantized modules.
+    """
     names = []
+    entries = list(entries)
+    has_head = any(HEAD_NAME in name for name in (*quantized, *(entry.name for entry in entries)))
+    if not has_head and any(TIED_TO.search(entry.name) for entry in entries):
+        names.append(HEAD_NAME)
     for entry in entries:
         module = LayerName.of_weight(entry.name)
         linear = entry.dtype in FLOAT_TAGS and len(entry.shape) == 2 and not module.bare

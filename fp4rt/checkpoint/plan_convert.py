@@ -67,7 +67,8 @@ def plan_convert(
     for operation in operations.values():
         for target in operation.targets():
             (weight_only if target.input_shape is None else with_activations).append(target.name.base)
-    kept = configs.kept_linears(store.entry(name) for name, op in operations.items() if isinstance(op, Copy))
+    plain = (store.entry(name) for name, operation in operations.items() if isinstance(operation, Copy))
+    kept = configs.kept_linears(plain, (*weight_only, *with_activations))
     outcome = Outcome(
         form,
         tuple(sorted(weight_only)),

@@ -96,7 +96,8 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
         reasons = _reasons(operations.values())
         raise CheckpointError(f"{store.path}: nothing to quantize; every tensor is left: {reasons}")
     modules = tuple(sorted(operation.target.name.base for operation in quantized))
-    kept = configs.kept_linears(store.entry(name) for name, op in operations.items() if isinstance(op, Copy))
+    plain = (store.entry(name) for name, operation in operations.items() if isinstance(operation, Copy))
+    kept = configs.kept_linears(plain, modules)
     outcome = Outcome(form, () if options.activations else modules, modules if options.activations else (), kept)
     plan = Plan("quantize", store, configuration, outcome, make_jobs(store, operations, outcome))
     if options.activations:

@@ -76,7 +76,7 @@ def save(
             arrays[spec.name] = (spec, array)
     plain = [TensorEntry(n, arrays[n][0].dtype, arrays[n][0].shape, 0, 0) for n in tensors if n not in quantized]
     modules = tuple(sorted(target.name.base for target in targets))
-    outcome = Outcome(form if quantized else None, modules, (), configs.kept_linears(plain))
+    outcome = Outcome(form if quantized else None, modules, (), configs.kept_linears(plain, modules))
     table = configs.file_metadata(dict(metadata or {}), outcome, target_metadata(targets), standalone=True)
     with TensorFileWriter(path, [spec for spec, _ in arrays.values()], table) as writer:
         for name, (_, array) in arrays.items():

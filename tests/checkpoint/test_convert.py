@@ -119,7 +119,7 @@ def test_configuration_and_companions_go_along(quantized, tmp_path, model):
     assert config == original
     assert quantization["quant_method"] == "compressed-tensors"
     assert quantization["format"] == "nvfp4-pack-quantized"
-    assert quantization["ignore"] == ["model.layers.2.mlp.gate"]
+    assert quantization["ignore"] == ["lm_head", "model.layers.2.mlp.gate"]  # the head is tied: a module, no tensor
     assert not (ct / "hf_quant_config.json").exists()
     assert (ct / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
     hf_quant = json.loads((quantized / "hf_quant_config.json").read_text())["quantization"]
@@ -127,7 +127,7 @@ def test_configuration_and_companions_go_along(quantized, tmp_path, model):
         "quant_algo": "W4A16_NVFP4",
         "kv_cache_quant_algo": None,
         "group_size": 16,
-        "exclude_modules": ["model.layers.2.mlp.gate"],
+        "exclude_modules": ["lm_head", "model.layers.2.mlp.gate"],
     }
 
 

@@ -116,6 +116,17 @@ def test_tied_embeddings_stay_floats_and_no_head_appears(quantized):
     assert not any("lm_head" in name for name in opened)
 
 
+def test_quantized_head_is_not_listed_as_left_alone(tmp_path):
+    x = weights(shape=(32, 32))
+    source = save_plain(tmp_path, **{"model.embed_tokens.weight": x, "lm_head.weight": x, "model.a.weight": x})
+    for include, ignored in ((("default",), ["lm_head"]), (("default", "lm_head"), [])):
+        options = checkpoint.QuantizeOptions(selection=Selection(include=include))
+        checkpoint.quantize(source, tmp_path / "q.safetensors", options, overwrite=True)
+        quantization = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
+        assert quantization["exclude_modules"] == ignored
+        assert checkpoint.verify(tmp_path / "q.safetensors") == []
+
+
 def test_result_equals_the_public_function_bit_for_bit(model, quantized):
     plain, opened = checkpoint.open(model), checkpoint.open(quantized)
     assert len(opened.layers) > 10

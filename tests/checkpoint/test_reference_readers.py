@@ -79,6 +79,33 @@ def test_compressed_tensors_dequantizes_our_file_to_the_same_values(compressed):
         assert np.array_equal(as_numpy(theirs), ours), name
 
 
+def test_transformers_runs_our_file_through_compressed_tensors(tmp_path):
+    """The same logits, bit for bit, as the model that fp4rt dequantized; its output head is tied to the embeddings."""
+    transformers = pytest.importorskip("transformers", reason="needs transformers")
+    pytest.importorskip("compressed_tensors", reason="needs compressed-tensors")
+    config = transformers.LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    transformers.LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    options = checkpoint.QuantizeOptions(form="compressed-tensors")
+    checkpoint.quantize(tmp_path / "model", tmp_path / "ct", options)
+    checkpoint.dequantize(tmp_path / "ct", tmp_path / "bf16")
+    tokens = torch.arange(10)[None]
+    logits = [
+        transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.bfloat16)(tokens).logits
+        for name in ("ct", "bf16")
+    ]
+    assert torch.equal(*logits)
+    assert logits[0].abs().max() > 0
+
+
 def test_we_dequantize_a_file_of_compressed_tensors_to_its_own_values(tmp_path):
     nvfp4 = pytest.importorskip("compressed_tensors.compressors.nvfp4", reason="needs compressed-tensors")
     quantization = pytest.importorskip("compressed_tensors.quantization", reason="needs compressed-tensors")
