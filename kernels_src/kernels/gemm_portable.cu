@@ -71,8 +71,11 @@ static_assert(SHARED_BYTES >= STAGES * STAGE_BYTES && SHARED_BYTES >= SUM_BYTES,
 
 typedef float Sums[ROW_TILES][TOKEN_TILES][4];
 
+// Multiplies one stage. `between(i)` is called after step i of the first piece: copies that are issued among the
+// products overlap with them, while issued all at once they would keep every warp waiting for the same unit.
+template <typename Between>
 __device__ __forceinline__ void multiply_stage(const Weights& weights, const Activations& activations, const Tile& at,
-                                               u32 weight_stage, u32 activation_stage, Sums& sums) {
+                                               u32 weight_stage, u32 activation_stage, Sums& sums, Between between) {
 #pragma unroll
     for (i32 p = 0; p < PIECES; ++p) {
         const Weights::Piece codes = weights.read(weight_stage, p, at);
@@ -92,6 +95,7 @@ __device__ __forceinline__ void multiply_stage(const Weights& weights, const Act
                         Pairs::mma(sums[row_tile][tile], a[step], b[tile][2 * step], b[tile][2 * step + 1]);
                 }
             }
+            if (p == 0) between(i);
         }
     }
 }
@@ -154,30 +158,41 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, BLOCKS_PER_SM)
     Weights weights(args, at, first_row, begin * Tile::block_k);
     Activations activations(args, at, first_token, begin * Tile::block_k);
     constexpr u32 RING_BYTES = STAGES * STAGE_BYTES;
-    u32 to = 0, from = 0;  // where the next stage goes, and where the one to multiply lies
-    const auto load = [&](u32 stage) {
+    u32 to = shared, from = shared;  // where the next stage goes, and where the one to multiply lies
+    const auto next = [&](u32 place) { return place + STAGE_BYTES == shared + RING_BYTES ? shared : place + STAGE_BYTES; };
+    const auto load_weights = [&](u32 stage) {
         if (stage < full) {
-            weights.template load<true>(shared + to, at);
-            activations.template load<true>(shared + to + Weights::STAGE_BYTES, at);
+            weights.template load<true>(to, at);
         } else if (stage < stages) {
-            weights.template load<false>(shared + to, at);
-            activations.template load<false>(shared + to + Weights::STAGE_BYTES, at);
+            weights.template load<false>(to, at);
         }
-        to = to + STAGE_BYTES == RING_BYTES ? 0 : to + STAGE_BYTES;
+    };
+    const auto load_activations = [&](u32 stage) {
+        if (stage < full) {
+            activations.template load<true>(to + Weights::STAGE_BYTES, at);
+        } else if (stage < stages) {
+            activations.template load<false>(to + Weights::STAGE_BYTES, at);
+        }
+        to = next(to);
         cp_async_commit();
     };
 
 #pragma unroll 1
-    for (u32 stage = 0; stage < STAGES - 1; ++stage) load(stage);
+    for (u32 stage = 0; stage < STAGES - 1; ++stage) {
+        load_weights(stage);
+        load_activations(stage);
+    }
     const float alpha = args.partial == nullptr ? gemm_alpha(args) : 0.0f;
     Sums sums = {};
 #pragma unroll 1
     for (u32 stage = 0; stage < stages; ++stage) {
         cp_async_wait<STAGES - 2>();
         __syncthreads();  // this stage has landed for all, and all are done with the one that is filled next
-        load(stage + STAGES - 1);
-        multiply_stage(weights, activations, at, shared + from, shared + from + Weights::STAGE_BYTES, sums);
-        from = from + STAGE_BYTES == RING_BYTES ? 0 : from + STAGE_BYTES;
+        multiply_stage(weights, activations, at, from, from + Weights::STAGE_BYTES, sums, [&](i32 step) {
+            if (step == 0) load_weights(stage + STAGES - 1);
+            if (step == 1) load_activations(stage + STAGES - 1);
+        });
+        from = next(from);
     }
     cp_async_wait<0>();
     __syncthreads();

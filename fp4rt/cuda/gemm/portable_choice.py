@@ -39,10 +39,11 @@ _FEW = (
     _Shape(4, 1, 2, 2, 1, 4, 2),
     _Shape(7, 1, 2, 2, 1, 3, 1),
 )
-_SOME = (_Shape(2, 1, 4, 2, 1, 3, 1), _Shape(4, 1, 2, 2, 1, 3, 1), _Shape(1, 1, 4, 2, 1, 3, 2))
+_SOME = (_Shape(2, 1, 4, 2, 1, 3, 1), _Shape(4, 1, 2, 2, 1, 3, 1), _Shape(1, 1, 4, 2, 1, 3, 2), _Shape(4, 1, 1, 2, 1, 4, 1))
 _MANY = (_Shape(4, 2, 1, 2, 1, 3, 1),)
 # tokens of a block, tiles of 8 tokens a warp, shapes
 _BY_TOKENS = ((8, 1, _FEW), (16, 2, _FEW), (32, 4, _SOME), (64, 8, _SOME), (128, 8, _MANY))
+_FEWEST_STAGES = 2
 _MAX_SPLITS = 8
 _BYTES_PER_US = 26_000  # into one multiprocessor, while all of them read
 _MMA_PER_US = 900  # m16n8k16 of a multiprocessor, decoding of codes included
@@ -55,17 +56,19 @@ def _tile(shape: _Shape, token_tiles: int) -> PortableTile:
 
 
 def candidates(problem: Problem, a_kind: str) -> Iterator[tuple[PortableTile, int]]:
-    """(tile, splits) that fit the device."""
+    """(tile, splits) that fit the device; a tile has fewer stages where shared memory is short."""
     for tokens, token_tiles, shapes in _BY_TOKENS:
         if tokens < min(problem.m, _BY_TOKENS[-1][0]):
             continue
         for shape in shapes:
-            tile = _tile(shape, token_tiles)
-            if tile.shared_bytes(a_kind) <= problem.device.shared_bytes:
-                splits = 1
-                while splits <= min(_MAX_SPLITS, tile.max_splits(problem.k)):
-                    yield tile, splits
-                    splits *= 2
+            for stages in range(shape.stages, _FEWEST_STAGES - 1, -1):
+                tile = _tile(shape._replace(stages=stages), token_tiles)
+                if tile.shared_bytes(a_kind) <= problem.device.shared_bytes:
+                    splits = 1
+                    while splits <= min(_MAX_SPLITS, tile.max_splits(problem.k)):
+                        yield tile, splits
+                        splits *= 2
+                    break
         break
 
 

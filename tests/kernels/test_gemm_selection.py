@@ -1,0 +1,179 @@
+"""Which kernel and tile a product gets, without a GPU."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fp4rt.cuda.gemm import autotune
+from fp4rt.cuda.gemm.portable import Alignment, PortableTile, alignment_of
+from fp4rt.cuda.gemm.portable_choice import candidates, cost
+from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem
+from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REPACK_TOKENS, choose
+from fp4rt.errors import BackendUnavailable, ShapeError
+
+A100 = DeviceMeasures(80, False, 108, 163 * 1024, 164 * 1024)
+RTX_4090 = DeviceMeasures(89, False, 128, 99 * 1024, 100 * 1024)
+H200 = DeviceMeasures(90, True, 132, 227 * 1024, 228 * 1024)
+RTX_5090 = DeviceMeasures(120, True, 170, 99 * 1024, 100 * 1024)
+DEVICES = (A100, RTX_4090, H200, RTX_5090)
+SIZES = (
+    (28672, 8192),
+    (8192, 28672),
+    (8192, 8192),
+    (4096, 4096),
+    (16, 16),
+    (48, 7152),
+    (7152, 80),
+    (1, 1),
+    (10**6, 16),
+)
+TOKENS = (1, 8, 9, 16, 17, 64, 65, 128, 129, 1000, 4096, 262145)
+
+
+def product(device=H200, m=1, n=4096, k=4096, a_kind="bfloat16", b_kind="nvfp4", align=None, bulk=True):
+    return Problem(device, m, n, k, a_kind, b_kind, align or Alignment(), bulk)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: f"sm_{d.arch}")
+@pytest.mark.parametrize("b_kind", ["nvfp4", "prepacked"])
+def test_every_product_gets_a_kernel_that_fits_the_device(device, b_kind):
+    for n, k in SIZES:
+        for m in TOKENS:
+            for a_kind in ("float16", "bfloat16", "nvfp4"):
+                choice = choose(product(device, m, n, k, a_kind, b_kind))
+                assert choice.why
+                if choice.kernel == "portable":
+                    kind = "float16" if choice.activations == "fp16" else a_kind
+                    assert choice.tile.shared_bytes(kind) <= device.shared_bytes
+                    assert choice.tile.threads <= 1024
+                    assert 1 <= choice.splits <= choice.tile.max_splits(k)
+                else:
+                    assert device is H200
+                    assert choice.kernel in HOPPER_KERNELS
+
+
+def test_prepacked_weights_go_to_the_hopper_kernels_there_and_to_the_portable_one_elsewhere():
+    for m in TOKENS:
+        assert choose(product(H200, m, b_kind="prepacked")).kernel in HOPPER_KERNELS
+        for device in (A100, RTX_4090, RTX_5090):
+            choice = choose(product(device, m, b_kind="prepacked"))
+            assert choice.kernel == "portable"
+            assert f"sm_{device.arch}" in choice.why
+
+
+def test_plain_weights_are_repacked_only_for_many_tokens_on_hopper():
+    few, many = product(H200, REPACK_TOKENS - 1), product(H200, REPACK_TOKENS)
+    assert (choose(few).kernel, choose(few).repack) == ("portable", False)
+    assert choose(many).kernel in HOPPER_KERNELS
+    assert choose(many).repack
+    assert choose(many).workspace(many)["weights"] == 4096 * 4096 * 9 // 16
+    assert not choose(product(A100, 4096)).repack
+
+
+def test_quantized_activations_become_fp16_except_where_few_meet_plain_weights():
+    assert choose(product(m=16, a_kind="nvfp4")).activations == "as given"
+    assert choose(product(m=17, a_kind="nvfp4")).activations == "fp16"
+    assert choose(product(m=1, a_kind="nvfp4", k=4095)).activations == "fp16"  # half a byte is padding
+    assert choose(product(m=1, a_kind="nvfp4", b_kind="prepacked")).activations == "fp16"
+    problem = product(A100, m=33, k=50, a_kind="nvfp4")
+    assert choose(problem).workspace(problem)["activations"] == 33 * 64 * 2
+
+
+def test_activations_that_the_copy_engine_cannot_fetch_go_to_the_portable_kernel_and_it_says_why():
+    choice = choose(product(H200, 4096, b_kind="prepacked", bulk=False))
+    assert choice.kernel == "portable"
+    assert "multiples of 16 bytes" in choice.why
+    assert choose(product(H200, 4096, a_kind="nvfp4", b_kind="prepacked", bulk=False)).kernel in HOPPER_KERNELS
+
+
+@pytest.mark.parametrize("kernel", HOPPER_KERNELS)
+def test_a_kernel_asked_for_in_vain_says_what_is_missing(kernel):
+    with pytest.raises(BackendUnavailable, match="need sm_90a, this device is sm_80"):
+        choose(product(A100, 4, b_kind="prepacked"), kernel)
+
+
+def test_unknown_and_unfit_kernels_are_refused():
+    with pytest.raises(BackendUnavailable, match="there are reference, portable, decode, small, prefill"):
+        choose(product(), "fastest")
+    with pytest.raises(BackendUnavailable, match="plain weights"):
+        choose(product(b_kind="prepacked"), "reference")
+    with pytest.raises(BackendUnavailable, match="at most 16 tokens, got m = 17"):
+        choose(product(m=17, b_kind="prepacked"), "decode")
+
+
+def test_a_product_of_more_blocks_than_a_launch_has_is_refused():
+    with pytest.raises(ShapeError, match="cut a into parts"):
+        choose(product(A100, m=2**31, n=2**21), "reference")
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: f"sm_{d.arch}")
+@pytest.mark.parametrize("n, k", [(28672, 8192), (8192, 8192), (8192, 28672), (4096, 4096)])
+def test_few_tokens_occupy_most_multiprocessors(device, n, k):
+    for m in (1, 16):
+        choice = choose(product(device, m, n, k), "portable")
+        blocks = choice.tile.blocks(m, n, choice.splits)
+        rounds = -(-blocks // device.multiprocessors)
+        assert blocks >= 0.7 * rounds * device.multiprocessors, (choice, blocks)
+
+
+def test_the_choice_is_the_cheapest_candidate():
+    problem = product(A100, 5, 4096, 4096)
+    choice = choose(problem, "portable")
+    prices = [cost(problem, "bfloat16", *candidate) for candidate in candidates(problem, "bfloat16")]
+    assert cost(problem, "bfloat16", choice.tile, choice.splits) == min(prices)
+    assert len(prices) > 5
+
+
+@pytest.mark.parametrize(
+    "address, useful, wanted",
+    [(0, (16, 8, 1), 16), (8, (16, 8, 1), 8), (12, (16, 8, 1), 1), (4, (4, 1), 4), (6, (16, 2), 2), (-16, (16, 2), 16)],
+)
+def test_alignment_is_the_widest_useful_divisor(address, useful, wanted):
+    assert alignment_of(address, useful) == wanted
+
+
+def test_what_a_kernel_does_not_read_does_not_make_it_another_kernel():
+    tile = PortableTile(2, 1, 4, 2, 1, 1, 4, 1)
+    assert tile.spec("bfloat16", "nvfp4", Alignment(16, 1, 16, 4)) == tile.spec("bfloat16", "nvfp4", Alignment())
+    assert tile.spec("bfloat16", "prepacked", Alignment(16, 4, 16, 1)) == tile.spec(
+        "bfloat16", "prepacked", Alignment()
+    )
+    assert tile.spec("nvfp4", "nvfp4", Alignment(16, 1, 16, 4)) != tile.spec("nvfp4", "nvfp4", Alignment())
+
+
+@pytest.fixture
+def tuning(tmp_path, monkeypatch):
+    monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path))
+    autotune.forget()
+    yield
+    autotune.forget()
+
+
+def test_the_fastest_measured_tile_is_remembered_for_its_token_range_only(tuning):
+    problem = product(A100, 5)
+    tried = autotune.choices(problem)
+    assert len(tried) > 5
+    favourite = tried[3]
+    best, microseconds = autotune.tune(problem, lambda choice: 10.0 if choice == favourite else 20.0)
+    assert (best, microseconds) == (favourite, 10.0)
+    found = autotune.remembered(problem._replace(m=8))
+    assert (found.tile, found.splits) == (favourite.tile, favourite.splits)
+    assert "measured: 10.0 us" in found.why
+    for other in (product(A100, 9), product(RTX_4090, 5), product(A100, 5, n=4112), product(A100, 5, a_kind="nvfp4")):
+        assert autotune.remembered(other) is None
+    assert autotune.remembered(problem, "reference") is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', None])
+def test_a_broken_file_of_tiles_is_as_good_as_none(tuning, content):
+    problem = product(A100, 5)
+    if content is not None:
+        autotune.tuning_file().write_text(content)
+    assert autotune.remembered(problem) is None
+    entry = {"kernel": "portable", "tile": "PortableTile", "fields": {"warps_n": 1}, "splits": 1, "us": 1.0}
+    for broken in (entry, {**entry, "tile": "Gone"}, {**entry, "kernel": "decode"}, 7):
+        autotune.tuning_file().write_text(json.dumps({autotune.entry_key(problem): broken}))
+        autotune.forget()
+        assert autotune.remembered(problem) is None
