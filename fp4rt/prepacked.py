@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHUNK_COLUMNS",
+    "E4M3_OF_E5M3",
     "PREPACKED_VERSION",
     "RECORD_BYTES",
     "TILE_BYTES",
@@ -52,7 +53,6 @@ __all__ = [
     "PrepackedWeight",
     "check_version",
     "pack",
-    "records_of_rows",
     "tiles_shape",
     "unpack",
 ]
@@ -197,20 +197,12 @@ def unpack(tiles: np.ndarray, restored: np.ndarray, n: int, k: int, padded_n: in
         slab = words[:, row // TILE_ROWS : ceil_div(row + rows, TILE_ROWS)]
         data[row : row + rows, :code_bytes] = _unpack_codes(slab[..., : TILE_CODE_BYTES // 4])[:rows, :code_bytes]
         e5m3 = _unpack_scales(slab[..., TILE_CODE_BYTES // 4 :])[:rows, :blocks]
-        scales[row : row + rows, :blocks] = _E4M3_OF_E5M3[e5m3]
+        scales[row : row + rows, :blocks] = E4M3_OF_E5M3[e5m3]
     records = np.ascontiguousarray(restored).view(_RECORD).reshape(-1)
     rows_kept, columns = records["row"], records["column_and_scale"] >> 8
     scales[rows_kept, columns] = records["column_and_scale"] & 0xFF
     data.reshape(n, -1, _BLOCK_BYTES)[rows_kept, columns] = records["codes"]
     return data, scales
-
-
-def records_of_rows(restored: np.ndarray, first: int, end: int) -> np.ndarray:
-    """The records of rows ``first`` ... ``end``, their rows counted from ``first``: for unpacking a part of the tiles."""
-    records = np.ascontiguousarray(restored).view(_RECORD).reshape(-1)
-    inside = records[(records["row"] >= first) & (records["row"] < end)]
-    inside["row"] -= first
-    return inside.view(np.uint8).reshape(-1, RECORD_BYTES)
 
 
 def _rows_a_slab(k: int) -> int:
@@ -276,8 +268,8 @@ def _rotate(word: np.ndarray, bits: int) -> np.ndarray:
 
 
 _E5M3_OF_E4M3 = _e5m3_table()
-_E4M3_OF_E5M3 = np.zeros(256, np.uint8)
-_E4M3_OF_E5M3[_E5M3_OF_E4M3] = np.arange(len(_E5M3_OF_E4M3))
+E4M3_OF_E5M3 = np.zeros(256, np.uint8)
+E4M3_OF_E5M3[_E5M3_OF_E4M3] = np.arange(len(_E5M3_OF_E4M3))
 _CODE_TABLES = tuple(_code_table(q) for q in range(4))
 
 

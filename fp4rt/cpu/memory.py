@@ -15,7 +15,7 @@ from fp4rt.pool import PaddingTag, current_pool
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["BITS", "Matrix", "Target", "flat_bytes", "matrix", "new_array", "offsets", "scalar"]
+__all__ = ["BITS", "Matrix", "Target", "aligned", "flat_bytes", "matrix", "new_array", "offsets", "scalar"]
 
 # The unsigned integer that holds an element's bits.
 BITS: dict[str, np.dtype[Any]] = {
@@ -60,6 +60,11 @@ def matrix(view: ArrayView) -> Matrix:
 def flat_bytes(view: ArrayView) -> np.ndarray:
     """A C-contiguous uint8 host view as one dimension."""
     return view.bits().reshape(-1)
+
+
+def aligned(memory: np.ndarray) -> np.ndarray:
+    """uint8 memory at an address that 32-bit words may be read from; copied only where it is not."""
+    return memory if memory.ctypes.data % 4 == 0 else memory.copy()
 
 
 def scalar(value: ArrayView | float) -> np.float32:

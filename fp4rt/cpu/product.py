@@ -15,10 +15,10 @@ from fp4rt import interop, prepacked
 from fp4rt.backend import Explanation, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.bits import KINDS
+from fp4rt.cpu.kernels.prepacked import prepacked_rows
 from fp4rt.cpu.kernels.product import finish_rows, widen_rows
-from fp4rt.cpu.memory import Target, matrix, scalar
+from fp4rt.cpu.memory import Target, aligned, matrix, scalar
 from fp4rt.cpu.threads import map_rows
-from fp4rt.layout import LAYOUTS, ceil_div, round_up
 from fp4rt.prepacked import PrepackedWeight
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["explain", "matmul"]
 
-LINEAR = LAYOUTS["linear"]
 OPERAND_BLOCK = 1 << 22  # elements of an operand in fp32 at a time: 16 MB
 
 
@@ -69,30 +68,21 @@ class _Array:
 
 
 class _Prepacked:
-    """Tiles are unpacked as they are read, so that a packed weight stays packed."""
-
     def __init__(self, weight: PrepackedWeight) -> None:
         prepacked.check_version(weight)
         self.shape = weight.shape
         self.scale = float(scalar(interop.view(weight.global_scale)))
-        self.tiles = interop.view(weight.data).bits()
-        self.records = np.ascontiguousarray(interop.view(weight.restored).bits())
-        self.padded_n = weight.padded_n
+        tiles = interop.view(weight.data).bits()
+        self.row_tiles = tiles.shape[1]
+        self.words = aligned(tiles.reshape(-1)).view(np.uint32)
+        self.products = Products(np.float32(1), "float32").bits.view(np.float32)
 
     def read(self, first: int, end: int, out: np.ndarray) -> None:
-        tile_rows = slice(first // prepacked.TILE_ROWS, ceil_div(end, prepacked.TILE_ROWS))
-        records = prepacked.records_of_rows(self.records, first, end)
-        data, scales = prepacked.unpack(self.tiles[:, tile_rows], records, end - first, self.shape[1], self.padded_n)
-        one = np.ones(1, np.float32)
-        rows = QuantizedViews(
-            interop.view(data),
-            interop.view(scales),
-            interop.view(one),
-            (end - first, self.shape[1]),
-            LINEAR,
-            self.padded_n,
-        )
-        _Quantized(rows).read(0, end - first, out)
+        def run(begin: int, stop: int) -> None:
+            rows = out[begin:stop].reshape(-1)
+            prepacked_rows(self.words, self.row_tiles, self.products, self.shape[1], first + begin, rows)
+
+        map_rows(run, end - first, self.shape[1])
 
 
 def _operand(value: QuantizedViews | ArrayView | PrepackedWeight) -> _Operand:
@@ -150,9 +140,9 @@ def explain(
 
 
 def _block_sizes(m: int, n: int, k: int) -> tuple[int, int]:
-    """Rows of a and of b at a time; those of b in whole prepacked tiles."""
+    """Rows of a and of b at a time."""
     rows = max(1, OPERAND_BLOCK // k)
-    return min(m, rows), min(n, round_up(rows, prepacked.TILE_ROWS))
+    return min(m, rows), min(n, rows)
 
 
 def _true_alpha(scales: float) -> np.float32:
