@@ -42,7 +42,7 @@ tables:
 
 lint:
 	$(call environment,test)
-	$(PY) -m ruff check .
+	$(PY) -m ruff check --output-format concise .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
