@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fp4rt import interop
 from fp4rt.arguments import (
+    check_apart,
     check_array_out,
     check_bias,
     check_dtype,
@@ -138,7 +139,7 @@ def relayout(
         A tensor that shares q's data and global scale (only scales move); with ``out``, ``out`` itself, all copied.
 
     Raises:
-        LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit.
+        LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit, or is q's own memory.
     """
     views = check_quantized("relayout", "q", q, stream)
     stream = interop.stream_handle(stream, views.data)
@@ -146,6 +147,7 @@ def relayout(
     target = None
     if out is not None:
         target = check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
+        check_apart("relayout", views.scales, target.scales)
     scales = _backend(views.data).relayout(views, known, target, stream)
     interop.hold_foreign(stream, views, target)
     if out is not None:

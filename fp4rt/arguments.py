@@ -15,7 +15,7 @@ from fp4rt import interop
 from fp4rt.backend import QuantizedViews
 from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError
 from fp4rt.format import INPUT_DTYPES
-from fp4rt.layout import block_columns, data_shape
+from fp4rt.layout import data_shape
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor, check_matrix_shape
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
 __all__ = [
+    "check_apart",
     "check_array_out",
     "check_bias",
     "check_dtype",
@@ -155,6 +156,12 @@ def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
     scale_shape = views.layout.shape(m, views.columns)
     _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
     _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
+
+
+def check_apart(function: str, source: ArrayView, target: ArrayView) -> None:
+    """That two dense arrays share no byte: a kernel reads the one in another order than it writes the other."""
+    if source.pointer < target.pointer + target.nbytes and target.pointer < source.pointer + source.nbytes:
+        raise ShapeError(f"{function} needs out in memory of its own, got one that overlaps q's; pass another")
 
 
 def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:

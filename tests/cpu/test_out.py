@@ -164,3 +164,12 @@ def test_a_wrong_array_as_out_is_an_error_and_nothing_is_written(make: Any, erro
             call()
         assert text in str(caught.value)
         assert (out == 7).all()
+
+
+def test_relayout_into_its_own_memory_is_an_error() -> None:
+    q = fp4rt.quantize(source(128, 64))
+    before = q.scales.copy()
+    own = fp4rt.QuantizedTensor(q.data, q.scales, q.global_scale, q.shape, "8x4")
+    with pytest.raises(ShapeError, match="memory of its own"):
+        fp4rt.relayout(q, "8x4", out=own)
+    assert_same_bits(q.scales, before, "scales")
