@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fp4rt import interop
@@ -33,7 +33,17 @@ class QuantizedTensor:
         padded_n: columns in memory, a multiple of 16.
     """
 
-    __slots__ = ("__weakref__", "data", "global_scale", "layout", "padded_n", "scales", "shape")
+    __slots__ = (
+        "__weakref__",
+        "_checked_out",
+        "_views",
+        "data",
+        "global_scale",
+        "layout",
+        "padded_n",
+        "scales",
+        "shape",
+    )
 
     data: Any
     scales: Any
@@ -41,6 +51,8 @@ class QuantizedTensor:
     shape: tuple[int, int]
     layout: str
     padded_n: int
+    _views: QuantizedViews | None  # what views() gave last
+    _checked_out: QuantizedViews | None  # the views that a call has found fit to be written to
 
     def __init__(
         self,
@@ -75,12 +87,14 @@ class QuantizedTensor:
         _check_bytes("data", views[0], DATA_DTYPES, data_shape(m, padded_n))
         _check_bytes("scales", views[1], SCALE_DTYPES, known.shape(m, block_columns(padded_n)))
         _check_one_float("global_scale", views[2])
-        _set(self, "data", _as_uint8(data, views[0]))
-        _set(self, "scales", _as_uint8(scales, views[1]))
+        _set(self, "data", interop.as_uint8(data))
+        _set(self, "scales", interop.as_uint8(scales))
         _set(self, "global_scale", global_scale if views[2].shape == (1,) else global_scale.reshape(1))
         _set(self, "shape", (m, n))
         _set(self, "layout", known.name)
         _set(self, "padded_n", padded_n)
+        _set(self, "_views", None)
+        _set(self, "_checked_out", None)
 
     @classmethod
     def trusted(
@@ -94,6 +108,8 @@ class QuantizedTensor:
         _set(self, "shape", shape)
         _set(self, "layout", layout)
         _set(self, "padded_n", padded_n)
+        _set(self, "_views", None)
+        _set(self, "_checked_out", None)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -118,8 +134,11 @@ class QuantizedTensor:
         return rows * row_bytes + get_layout(self.layout).nbytes(m, block_columns(self.padded_n)) + 4
 
     def views(self, stream: Any = None) -> QuantizedViews:
-        """The arrays as backends take them."""
-        return QuantizedViews(
+        """The arrays as backends take them; the same object again as long as nothing about them has changed."""
+        known = self._views
+        if known is not None and interop.reusable(known[:3], stream):
+            return known
+        views = QuantizedViews(
             interop.view(self.data, "data", stream),
             interop.view(self.scales, "scales", stream),
             interop.view(self.global_scale, "global_scale", stream),
@@ -127,6 +146,17 @@ class QuantizedTensor:
             get_layout(self.layout),
             self.padded_n,
         )
+        if interop.reusable(views[:3], stream):  # no other stream was waited for: the views say nothing of one
+            _set(self, "_views", views)
+        return views
+
+    def writable_views(self, stream: Any, check: Callable[[QuantizedViews], None]) -> QuantizedViews:
+        """:meth:`views`, to be written to; ``check`` sees each of them once."""
+        views = self.views(stream)
+        if views is not self._checked_out:
+            check(views)
+            _set(self, "_checked_out", views)
+        return views
 
     def dequantize(self, dtype: Any = "float32", *, out: Any = None, stream: Any = None) -> Any:
         """(m, n) array in ``dtype``: see :func:`fp4rt.dequantize`."""
@@ -183,15 +213,6 @@ def check_padded_n(function: str, shape: tuple[int, int], padded_n: Any, name: s
             f"{name} = {shape}; pass padded_n={fitting}"
         )
     return int(padded)
-
-
-def _as_uint8(array: Any, view: ArrayView) -> Any:
-    """The same memory as uint8, in the array's own library."""
-    if view.dtype == "uint8":
-        return array
-    if view.device.kind == "cpu":
-        return interop.from_host(view.bits(), view.library)
-    return array.view(sys.modules["torch"].uint8 if view.library == "torch" else "uint8")
 
 
 def _check_bytes(name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tuple[int, int]) -> None:

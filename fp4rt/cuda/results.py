@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp4rt import interop
 from fp4rt.device import Device
@@ -12,10 +12,7 @@ from fp4rt.interop import cuda_driver
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.pool import Buffer, PaddingTag, current_pool
 
-if TYPE_CHECKING:
-    from fp4rt.interop import ArrayView
-
-__all__ = ["copy_bytes", "fill_float", "keep_alive", "new_memory", "result"]
+__all__ = ["copy_bytes", "fill_float", "new_memory", "result"]
 
 
 def new_memory(
@@ -28,13 +25,6 @@ def new_memory(
 def result(buffer: Buffer, shape: tuple[int, ...], dtype: str, library: str) -> Any:
     """The memory as an array of ``library``."""
     return interop.from_device(buffer, shape, dtype, library)
-
-
-def keep_alive(stream: int, *views: ArrayView) -> None:
-    """Hold inputs whose library does not know of our stream until the work queued on it is done."""
-    for view in views:
-        if view.foreign:
-            interop.hold(view.owner, stream, view.device)
 
 
 def copy_bytes(to: int, source: int, nbytes: int, device: Device, stream: int) -> None:

@@ -10,23 +10,43 @@ from fp4rt.interop.dtypes import itemsize
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["byte_strides", "check_alignment"]
+__all__ = ["byte_strides", "check_address", "check_alignment", "distances"]
+
+
+def distances(m: int, n: int, row_stride: int, column_stride: int, dtype: str) -> tuple[int, int]:
+    """Bytes between rows and between columns of a matrix whose strides count elements.
+
+    An extent of 1 has no distance: it gets what asks least of a kernel.
+    """
+    size = itemsize(dtype)
+    return (row_stride * size if m > 1 else 0), (column_stride * size if n > 1 else size)
 
 
 def byte_strides(x: ArrayView) -> tuple[int, int]:
-    """Distance in bytes between rows and between columns. An extent of 1 has no distance: any would do."""
-    (m, n), (row, column), size = x.shape, x.strides, itemsize(x.dtype)
-    return (row * size if m > 1 else 0), (column * size if n > 1 else size)
+    """:func:`distances` of a view."""
+    (m, n), (row, column) = x.shape, x.strides
+    return distances(m, n, row, column, x.dtype)
 
 
-def check_alignment(x: ArrayView) -> None:
+def check_address(address: int, dtype: str, name: str = "x") -> None:
     """Elements must lie at multiples of their size, as in every array that a library made itself.
+
+    Args:
+        address: of the first element; one modulo 16 will do.
+        dtype: name of the element type.
+        name: what the caller calls the array.
 
     Raises:
         ShapeError: they do not.
     """
-    if x.pointer % itemsize(x.dtype):
+    size = itemsize(dtype)
+    if address % size:
         raise ShapeError(
-            f"{x.name} starts at {x.pointer:#x}, not at a multiple of the {itemsize(x.dtype)} bytes of {x.dtype}; "
-            "the device cannot read such elements: pass a copy"
+            f"{name} starts {address % size} bytes into an element of {dtype}, which takes {size}; "
+            "the device reads whole elements: pass a copy"
         )
+
+
+def check_alignment(x: ArrayView) -> None:
+    """:func:`check_address` of a view."""
+    check_address(x.pointer, x.dtype, x.name)

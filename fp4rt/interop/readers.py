@@ -130,6 +130,23 @@ def _wait_for_library(view: ArrayView, stream: Any) -> None:
         view.foreign = ArrayView.any_foreign = True
 
 
+def reusable(views: tuple[ArrayView, ...], stream: Any) -> bool:
+    """Whether views that were taken without a stream serve a call on ``stream`` as they are.
+
+    So it is where all of them see memory of torch or of CuPy that has not moved, and ``stream`` is that library's
+    current one (or None): then there is nothing to wait for. A library that speaks DLPack must be asked each time;
+    a NumPy array may have become read-only.
+    """
+    first = views[0]
+    library = first.library
+    if library not in ("torch", "cupy"):
+        return False
+    for view in views:
+        if view.library != library or (library == "torch" and view.owner.data_ptr() != view.pointer):
+            return False
+    return stream is None or stream == streams.stream_handle(None, first)
+
+
 def _view_reader(x: ArrayView, name: str, stream: Any) -> ArrayView:
     """A view is taken as it is: whoever made it has seen to its stream."""
     return x

@@ -14,7 +14,6 @@ from fp4rt.cuda.quantizers import dequantize, quantize, relayout
 from fp4rt.cuda.quantizers.dequantize import choose_dequantize
 from fp4rt.cuda.quantizers.quantize import choose_quantize
 from fp4rt.cuda.quantizers.relayout import choose_relayout
-from fp4rt.cuda.strides import byte_strides
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
 
@@ -88,7 +87,7 @@ def check_quantize(run, bits, dtype, layout, padded_n, gs=1.7, backwards=False, 
     data = Poisoned(m * padded_n // 2, misalignments[0])
     scales = Poisoned(layout.nbytes(m, block_columns(padded_n)), misalignments[1])
     given, kept = np.array([gs], np.float32), Poisoned(4)
-    lies = (*byte_strides(view), view.pointer % 16, data.pointer % 16)
+    lies = (*view.strides, view.pointer % 16, data.pointer % 16)
     launch = choose_quantize(layout, padded_n, m, n, *lies, dtype, backwards)
     if expect is not None:
         assert launch.spec.entry == expect

@@ -10,9 +10,9 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel import Kernel, device_attribute
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic
-from fp4rt.cuda.results import fill_float, keep_alive, new_memory, result
 from fp4rt.cuda.quantizers.slots import SLOTS, SlotTable
-from fp4rt.cuda.strides import byte_strides, check_alignment
+from fp4rt.cuda.results import fill_float, new_memory, result
+from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import ceil_div
@@ -47,8 +47,10 @@ def kernel_specs() -> Iterator[KernelSpec]:
 def choose_amax(
     multiprocessors: int, m: int, n: int, row_stride: int, column_stride: int, misalignment: int, dtype: str
 ) -> Launch:
-    """The launch for a matrix of m, n >= 1; strides in bytes, ``misalignment`` = address % 16."""
+    """The launch for a matrix of m, n >= 1; strides in elements, ``misalignment`` = address % 16."""
     size = itemsize(dtype)
+    check_address(misalignment, dtype)
+    row_stride, column_stride = distances(m, n, row_stride, column_stride, dtype)
     neighbours = column_stride == size
     rows = m
     if neighbours and (m == 1 or row_stride == n * size):  # dense: one long row
@@ -93,10 +95,8 @@ def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
     if m == 0:
         fill_float(to, 1.0, x.device, stream)
         return
-    row_stride, column_stride = byte_strides(x)
-    check_alignment(x)
     device = x.device.index
-    kernel, launch = _prepared(device, m, n, row_stride, column_stride, x.pointer % PIECE_BYTES, x.dtype)
+    kernel, launch = _prepared(device, m, n, *x.strides, x.pointer % PIECE_BYTES, x.dtype)
     args = ARGUMENTS.pack(x.pointer, to, *launch.constants, _slot(device, stream))
     kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
 
@@ -105,5 +105,4 @@ def global_scale(x: ArrayView, stream: int) -> Any:
     """See :class:`fp4rt.backend.Backend`."""
     buffer = new_memory((1,), "float32", x.device, stream)
     write_global_scale(x, buffer.pointer, stream)
-    keep_alive(stream, x)
     return result(buffer, (1,), "float32", x.library)

@@ -10,7 +10,7 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic, widest_access
-from fp4rt.cuda.results import keep_alive, new_memory, result
+from fp4rt.cuda.results import new_memory, result
 from fp4rt.format import BLOCK, CODES_PER_BYTE, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape, round_up
@@ -77,8 +77,4 @@ def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int
         kernel, launch = _prepared(device.index, q.layout.name, *(m, n, q.padded_n, dtype, q.data.pointer % 16, y % 16))
         args = ARGUMENTS.pack(q.data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants)
         kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
-    keep_alive(stream, q.data, q.scales, q.global_scale)
-    if buffer is not None:
-        return result(buffer, q.shape, dtype, q.data.library)
-    keep_alive(stream, out)  # type: ignore[arg-type]
-    return None
+    return None if buffer is None else result(buffer, q.shape, dtype, q.data.library)

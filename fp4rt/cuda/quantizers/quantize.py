@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.quantizers.amax import write_global_scale
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import MAX_GRID, Launch, divider_magic, widest_access
-from fp4rt.cuda.results import copy_bytes, fill_float, keep_alive, new_memory, result
-from fp4rt.cuda.strides import byte_strides, check_alignment
+from fp4rt.cuda.quantizers.amax import write_global_scale
+from fp4rt.cuda.results import copy_bytes, fill_float, new_memory, result
+from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape
-from fp4rt.pool import Buffer, data_tag, scale_tag
+from fp4rt.pool import data_tag, scale_tag
 from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ def choose_quantize(
     dtype: str,
     backwards: bool,
 ) -> Launch:
-    """The launch for a matrix of m, n >= 1; strides in bytes, misalignments = address % 16."""
+    """The launch for a matrix of m, n >= 1; strides in elements, misalignments = address % 16."""
+    check_address(x_misalignment, dtype)
+    row_stride, column_stride = distances(m, n, row_stride, column_stride, dtype)
     columns = block_columns(padded_n)
     across = ceil_div(columns, layout.tile_columns)
     access = widest_access(x_misalignment, row_stride) if column_stride == itemsize(dtype) else 0
@@ -114,20 +116,21 @@ def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, 
     return launch.spec.on(device), launch, arguments.pack
 
 
-def _launch(
+def _write(
     x: ArrayView,
     layout: ScaleLayout,
     padded_n: int,
     data: int,
     scales: int,
-    global_scale: ArrayView | float | None,
     kept: int,
+    global_scale: ArrayView | float | None,
     stream: int,
 ) -> None:
     """Queue everything; ``kept`` is where the result's own global scale goes."""
     m, n = x.shape
-    row_stride, column_stride = byte_strides(x)
-    check_alignment(x)
+    if m == 0:
+        _without_rows(global_scale, kept, x, stream)
+        return
     address, value = 0, 0.0
     if global_scale is None:
         write_global_scale(x, kept, stream)
@@ -138,8 +141,7 @@ def _launch(
         address = global_scale.pointer
     backwards = global_scale is None  # amax has just read x from its start to its end
     kernel, launch, pack = _prepared(
-        *(x.device.index, layout.name, padded_n, m, n, row_stride, column_stride),
-        *(x.pointer % 16, data % 16, x.dtype, backwards),
+        *(x.device.index, layout.name, padded_n, m, n, *x.strides, x.pointer % 16, data % 16, x.dtype, backwards)
     )
     args = pack(x.pointer, data, scales, address, kept, *launch.constants, value)
     kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
@@ -162,28 +164,22 @@ def quantize(
     stream: int,
 ) -> QuantizedTensor | None:
     """See :class:`fp4rt.backend.Backend`."""
-    m, n = x.shape
-    buffers: tuple[Buffer, ...] = ()
-    scale_shape = layout.shape(m, block_columns(padded_n))
-    if out is None:
-        buffers = (
-            new_memory(data_shape(m, padded_n), "uint8", x.device, stream, data_tag(m, n, padded_n)),
-            new_memory(scale_shape, "uint8", x.device, stream, scale_tag(layout.name, m, n, padded_n)),
-            new_memory((1,), "float32", x.device, stream),
-        )
-        data, scales, kept = (buffer.pointer for buffer in buffers)
-    else:
-        data, scales, kept = out.data.pointer, out.scales.pointer, out.global_scale.pointer
-    if m == 0:
-        _without_rows(global_scale, kept, x, stream)
-    else:
-        _launch(x, layout, padded_n, data, scales, global_scale, kept, stream)
-    keep_alive(stream, x)
     if out is not None:
-        keep_alive(stream, out.data, out.scales, out.global_scale)
+        targets = out.data.pointer, out.scales.pointer, out.global_scale.pointer
+        _write(x, layout, padded_n, *targets, global_scale, stream)
         return None
-    shapes = (data_shape(m, padded_n), scale_shape, (1,))
-    dtypes = ("uint8", "uint8", "float32")
-    parts = zip(buffers, shapes, dtypes, strict=True)
-    data_, scales_, scale_ = (result(*part, x.library) for part in parts)
-    return QuantizedTensor.trusted(data_, scales_, scale_, (m, n), layout.name, padded_n)
+    m, n = x.shape
+    device, library = x.device, x.library
+    shapes = data_shape(m, padded_n), layout.shape(m, block_columns(padded_n))
+    data = new_memory(shapes[0], "uint8", device, stream, data_tag(m, n, padded_n))
+    scales = new_memory(shapes[1], "uint8", device, stream, scale_tag(layout.name, m, n, padded_n))
+    kept = new_memory((1,), "float32", device, stream)
+    _write(x, layout, padded_n, data.pointer, scales.pointer, kept.pointer, global_scale, stream)
+    return QuantizedTensor.trusted(
+        result(data, shapes[0], "uint8", library),
+        result(scales, shapes[1], "uint8", library),
+        result(kept, (1,), "float32", library),
+        (m, n),
+        layout.name,
+        padded_n,
+    )
