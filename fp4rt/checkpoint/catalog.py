@@ -140,7 +140,7 @@ def _layer(
     experts = entry.shape[0] if len(entry.shape) == 3 else None
     rows, padded, transposed = _extents(store, data, scales, layout)
     shape = logical.get(name.weight, [rows, padded])
-    if len(shape) != 2 or not (0 < shape[0] <= rows and padded - BLOCK < shape[1] <= padded):
+    if len(shape) != 2 or not (0 < shape[0] <= rows and 0 < shape[1] <= padded):
         raise CheckpointError(
             f"{store.path}: {SHAPES_METADATA} says {printable(name.weight)} is {shape}, but it is stored as "
             f"{rows} x {padded}"

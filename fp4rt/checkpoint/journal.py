@@ -70,6 +70,13 @@ class Journal:
         table = {key: value for key, value in asdict(report).items() if key != "resumed"}
         write_atomically(self.folder / f"{report.file}.json", json.dumps(jsonable(table)).encode())
 
+    def discard(self) -> None:
+        """The run is refused: remove what it wrote, and its state."""
+        for record in self.folder.glob("*.json"):
+            if record.name != RUN:
+                (self.target / record.name.removesuffix(".json")).unlink(missing_ok=True)
+        self.close()
+
     def close(self) -> None:
         """The run is complete: forget its state, what names the run last."""
         for record in self.folder.glob("*.json"):

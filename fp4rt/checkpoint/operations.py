@@ -24,7 +24,6 @@ from fp4rt.checkpoint.report import Measurement, TensorReport
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
 from fp4rt.errors import CheckpointError
-from fp4rt.format import BLOCK
 from fp4rt.layout import get_layout
 from fp4rt.tensor import QuantizedTensor
 
@@ -339,7 +338,7 @@ def target_of(source: StoredLayer, form: Format, layout: str, input_shape: tuple
         source.experts,
         source.rows,
         source.columns,
-        -(-source.columns // BLOCK) * BLOCK,
+        source.padded_columns,
         source.transposed,
         source.fused_rows,
         input_shape,

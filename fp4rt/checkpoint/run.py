@@ -10,7 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 from fp4rt.checkpoint.claim import Claim
@@ -22,7 +22,7 @@ from fp4rt.checkpoint.plan import Plan, ShardJob
 from fp4rt.checkpoint.report import RunReport, ShardReport
 from fp4rt.checkpoint.shard import write_shard
 from fp4rt.checkpoint.writer import partial_path, write_atomically
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, Fp4rtError
 
 __all__ = ["Progress", "carry_out", "dry_report"]
 
@@ -98,16 +98,25 @@ def _write_folder(
     progress: Progress | None,
 ) -> None:
     copied, left = companions(plan.store.location) if plan.store.location.is_folder else ([], [])
+    ours = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
-    with _claimed(target, overwrite):
-        journal = Journal(target, fingerprint(plan), restart=overwrite)
-        done = _run_jobs(plan.jobs, target, journal, jobs, executor, progress)
-        report.shards.extend(done[job.file] for job in plan.jobs)
-        _write_index(plan, target)
-        _write_configuration(plan, target)
-        for relative in copied:
-            _copy_companion(plan.store.location.folder, target, relative)
-        journal.close()
+    try:
+        with _claimed(target, overwrite):
+            journal = Journal(target, fingerprint(plan), restart=overwrite)
+            try:
+                done = _run_jobs(plan.jobs, target, journal, jobs, executor, progress)
+            except Fp4rtError:  # the same call would fail again: what it wrote is of no use
+                journal.discard()
+                raise
+            report.shards.extend(done[job.file] for job in plan.jobs)
+            _write_index(plan, target)
+            _write_configuration(plan, target)
+            for relative in copied:
+                _copy_companion(plan.store.location.folder, target, relative)
+            journal.close()
+    finally:
+        if ours and not any(target.iterdir()):
+            target.rmdir()
     report.copied, report.left = [str(path) for path in copied], [str(path) for path in left]
 
 
@@ -174,6 +183,10 @@ def _run_jobs(
         except BaseException:
             for future in futures:
                 future.cancel()
+            wait(futures)  # nothing writes behind the caller's back
+            for future in futures:
+                if not future.cancelled() and future.exception() is None:
+                    journal.record(future.result())
             raise
     finally:
         if own is not None:

@@ -121,9 +121,13 @@ class TensorFileWriter:
             chunk = view[start : start + CHUNK_BYTES]
             hashed = self._hasher.submit(self._hash.update, chunk)
             written = 0
-            while written < chunk.nbytes:
-                written += os.write(self._descriptor, chunk[written:])
-            hashed.result()
+            try:
+                while written < chunk.nbytes:
+                    written += os.write(self._descriptor, chunk[written:])
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
+            finally:
+                hashed.result()
         self.nbytes += view.nbytes
 
     def commit(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fp4rt.cache_folder import cache_folder
-from fp4rt.cli.console import failing, note, print_json, print_table, table
+from fp4rt.cli.console import add, failing, note, print_json, print_table, table
 
 __all__ = ["compile_kernels"]
 
@@ -52,5 +52,5 @@ def compile_kernels(
         headings = ("registers", "spill_bytes", "shared_bytes")
         result = table("", [("arch", "left"), ("kernel", "left"), *((text, "right") for text in headings)])
         for row in rows:
-            result.add_row(str(row["arch"]), str(row["kernel"]), *(str(row[heading]) for heading in headings))
+            add(result, str(row["arch"]), str(row["kernel"]), *(str(row[heading]) for heading in headings))
         print_table(result)

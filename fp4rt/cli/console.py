@@ -19,7 +19,7 @@ from rich.table import Table
 
 from fp4rt.errors import Fp4rtError
 
-__all__ = ["BAD_INPUT", "bar", "fail", "failing", "note", "print_json", "print_table", "size", "table"]
+__all__ = ["BAD_INPUT", "add", "bar", "clean", "fail", "failing", "note", "print_json", "print_table", "size", "table"]
 
 BAD_INPUT = 1
 INTERRUPTED = 130
@@ -29,11 +29,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _stdout() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDE, soft_wrap=False, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else WIDE, soft_wrap=False, highlight=False, markup=False)
 
 
 def _stderr() -> Console:
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, markup=False)
 
 
 def failing(command: Command) -> Command:
@@ -63,7 +63,7 @@ def failing(command: Command) -> Command:
 
 def fail(message: str) -> Any:
     """End the command with status 1 and one line."""
-    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    print(f"error: {clean(' '.join(message.splitlines()))}", file=sys.stderr)
     raise typer.Exit(BAD_INPUT)
 
 
@@ -83,6 +83,16 @@ def table(title: str, columns: list[tuple[str, str]]) -> Table:
     for heading, side in columns:
         result.add_column(heading, justify=side, no_wrap=side == "right", overflow="fold")  # type: ignore[arg-type]
     return result
+
+
+def add(result: Table, *cells: str) -> None:
+    """Add a row; a name of a file cannot send control characters to the terminal."""
+    result.add_row(*map(clean, cells))
+
+
+def clean(text: str) -> str:
+    """Text of a file as it may be printed."""
+    return text if text.isprintable() else ascii(text)
 
 
 def print_table(value: Table) -> None:

@@ -17,7 +17,7 @@ from fp4rt.checkpoint.inspect import inspect as look_at
 from fp4rt.checkpoint.report import jsonable
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.verify import verify as check
-from fp4rt.cli.console import BAD_INPUT, bar, failing, note, print_json, print_table, size, table
+from fp4rt.cli.console import BAD_INPUT, add, bar, clean, failing, note, print_json, print_table, size, table
 from fp4rt.cli.results import decibel, shape_text
 
 __all__ = ["inspect", "verify"]
@@ -91,7 +91,7 @@ def _verify_one(path: Path, form: str | None, as_json: bool) -> None:
         print_json({"path": str(path), "ok": not errors, "findings": [asdict(finding) for finding in findings]})
     else:
         for finding in findings:
-            print(f"{finding.severity}: {finding.tensor}: {finding.message}")
+            print(f"{finding.severity}: {clean(finding.tensor)}: {finding.message}")
         print(f"{path}: {len(store)} tensors, {len(errors)} errors, {len(findings) - len(errors)} warnings")
     if errors:
         raise typer.Exit(BAD_INPUT)
@@ -112,13 +112,13 @@ def _verify_two(a: Path, b: Path, form: str | None, min_sqnr: float | None, verb
         for row in rows:
             if verbose or row.verdict != "identical":
                 error = "" if row.max_error is None else f"{row.max_error:.3g}"
-                result.add_row(row.name, row.verdict, error, "" if row.sqnr_db is None else decibel(row.sqnr_db))
+                add(result, row.name, row.verdict, error, "" if row.sqnr_db is None else decibel(row.sqnr_db))
         if result.row_count:
             print_table(result)
         counts = Counter(row.verdict for row in rows)
         print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
         for row in far:
-            note(f"{row.name}: {decibel(row.sqnr_db or -math.inf)} dB is below --min-sqnr {min_sqnr:g}")
+            note(f"{clean(row.name)}: {decibel(row.sqnr_db or -math.inf)} dB is below --min-sqnr {min_sqnr:g}")
     if missing or far:
         raise typer.Exit(BAD_INPUT)
 
@@ -127,7 +127,7 @@ def _print_inspection(found: Inspection, verbose: bool) -> None:
     evidence = f" (said by {', '.join(found.evidence)})" if found.evidence else ""
     print(f"{found.path}: {found.format}{evidence}")
     for name, nbytes, count in found.files:
-        print(f"  {name}: {count} tensors, {size(nbytes)}")
+        print(f"  {clean(name)}: {count} tensors, {size(nbytes)}")
     for tag, (count, nbytes) in found.dtypes.items():
         print(f"  {tag}: {count} tensors, {size(nbytes)}")
     if found.layers:
@@ -139,10 +139,10 @@ def _print_inspection(found: Inspection, verbose: bool) -> None:
             inputs = "" if layer.input_scale is None else f"{layer.input_scale:.6g}"
             zero, saturated = f"{layer.zero_blocks}/{layer.blocks}", str(layer.saturated_blocks)
             cells = (layer.name, shape_text(layer.shape), size(layer.nbytes), scale, inputs, zero, saturated)
-            result.add_row(*cells, layer.layout)
+            add(result, *cells, layer.layout)
         print_table(result)
     if verbose or not found.layers:
         result = table("", [("tensor", "left"), ("dtype", "left"), ("shape", "right"), ("bytes", "right")])
         for name, tag, shape, nbytes in found.plain:
-            result.add_row(name, tag, shape_text(shape), size(nbytes))
+            add(result, name, tag, shape_text(shape), size(nbytes))
         print_table(result)

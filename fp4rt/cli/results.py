@@ -7,7 +7,7 @@ from collections import Counter
 
 from fp4rt.checkpoint.methods import METHODS
 from fp4rt.checkpoint.report import RunReport, TensorReport
-from fp4rt.cli.console import note, print_table, size, table
+from fp4rt.cli.console import add, clean, note, print_table, size, table
 
 __all__ = ["decibel", "print_report", "shape_text"]
 
@@ -23,11 +23,11 @@ def print_report(report: RunReport, verbose: bool) -> None:
         _converted(changed)
     _left([row for row in report.tensors if row.action == "copied"], verbose)
     if report.copied:
-        print(f"copied files: {', '.join(report.copied)}")
+        print(f"copied files: {clean(', '.join(report.copied))}")
     if report.left:
-        print(f"files left behind: {', '.join(report.left)}")
+        print(f"files left behind: {clean(', '.join(report.left))}")
     for text in report.notes:
-        print(f"note: {text}")
+        print(f"note: {clean(text)}")
     if not report.dry_run:
         _files(report)
     _sums(report, changed)
@@ -52,7 +52,7 @@ def _quantized(rows: list[TensorReport]) -> None:
             cells += [decibel(row.sqnr_db), f"{row.max_error:.3g}"]
             cells += [f"{row.clipped_blocks}/{row.blocks}", f"{row.zero_blocks}"]
         cells += [decibel(row.methods[name]) if name in row.methods else "" for name in compared]
-        result.add_row(*cells)
+        add(result, *cells)
     print_table(result)
     clipped = sum(row.clipped_blocks for row in rows)
     if clipped:
@@ -64,7 +64,7 @@ def _converted(rows: list[TensorReport]) -> None:
     result = table("", [*columns, ("done", "left"), ("note", "left")])
     for row in rows:
         cells = [row.name, shape_text(row.shape), row.dtype, size(row.bytes_before), size(row.bytes_after)]
-        result.add_row(*cells, row.action, row.note)
+        add(result, *cells, row.action, row.note)
     print_table(result)
 
 
@@ -75,7 +75,7 @@ def _left(rows: list[TensorReport], verbose: bool) -> None:
     if verbose:
         result = table("unchanged", [("tensor", "left"), ("shape", "right"), ("dtype", "left"), ("why", "left")])
         for row in rows:
-            result.add_row(row.name, shape_text(row.shape), row.dtype, row.note)
+            add(result, row.name, shape_text(row.shape), row.dtype, row.note)
         print_table(result)
         return
     reasons = Counter(row.note for row in rows)
@@ -84,13 +84,13 @@ def _left(rows: list[TensorReport], verbose: bool) -> None:
         return
     for reason, count in reasons.most_common():
         names = [row.name for row in rows if row.note == reason]
-        print(f"unchanged: {count} x {reason} ({names[0]}{', ...' if count > 1 else ''})")
+        print(f"unchanged: {count} x {reason} ({clean(names[0])}{', ...' if count > 1 else ''})")
 
 
 def _files(report: RunReport) -> None:
     for shard in report.shards:
         kept = " (kept from an earlier run)" if shard.resumed else ""
-        print(f"{shard.file}: {size(shard.nbytes)}, sha256 {shard.sha256[:CHECKSUM_SHOWN]}...{kept}")
+        print(f"{clean(shard.file)}: {size(shard.nbytes)}, sha256 {shard.sha256[:CHECKSUM_SHOWN]}...{kept}")
 
 
 def _sums(report: RunReport, changed: list[TensorReport]) -> None:

@@ -57,7 +57,7 @@ def compressed_tensors_tensors(encode: float = 4.0) -> dict[str, tuple[str, list
     }
 
 
-@pytest.fixture()
+@pytest.fixture
 def files() -> Any:
     """The functions of this module, for tests."""
 
@@ -94,6 +94,6 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture()
+@pytest.fixture
 def read_tree() -> Callable[[Path], dict[str, bytes]]:
     return tree

@@ -1,4 +1,4 @@
-"""The format is found from names, shapes and configuration; where they do not suffice or disagree, the error says so."""
+"""The format is found from names, shapes and configuration; where they fail or disagree, the error says so."""
 
 from __future__ import annotations
 

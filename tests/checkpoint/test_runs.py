@@ -24,7 +24,7 @@ from fp4rt.checkpoint.shard import write_shard
 from fp4rt.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = int(os.environ.get("FP4RT_TEST_KILLS", "8"))
+KILLS = int(os.environ.get("FP4RT_TEST_KILLS", "5"))
 
 
 def test_any_number_of_jobs_gives_the_same_bytes(model, quantized, tmp_path, read_tree):
@@ -88,6 +88,20 @@ def test_interrupted_run_is_finished_and_keeps_what_was_done(model, quantized, t
     assert read_tree(tmp_path / "q") == read_tree(quantized)
 
 
+def test_refused_run_removes_what_it_had_written(model, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, CheckpointError)
+        with pytest.raises(CheckpointError, match="stopped"):
+            checkpoint.quantize(model, tmp_path / "q", jobs=2)
+    assert not (tmp_path / "q").exists()
+    (tmp_path / "q").mkdir()
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, CheckpointError)
+        with pytest.raises(CheckpointError, match="stopped"):
+            checkpoint.quantize(model, tmp_path / "q")
+    assert not any((tmp_path / "q").iterdir())
+
+
 @pytest.mark.parametrize("harm", ["flip a byte", "cut it short", "remove it", "replace it by a link"])
 def test_harmed_shard_is_written_again(harm, model, quantized, tmp_path, monkeypatch, read_tree):
     with monkeypatch.context() as patch:
@@ -136,9 +150,11 @@ def test_broken_record_is_an_error_and_no_guess(model, tmp_path, monkeypatch):
 
 def test_second_run_into_a_folder_refuses(model, tmp_path):
     (tmp_path / "q" / ".fp4rt").mkdir(parents=True)
-    with Claim(tmp_path / "q" / ".fp4rt" / "lock", tmp_path / "q"):
-        with pytest.raises(CheckpointError, match=f"another run is writing here .process {os.getpid()} on"):
-            checkpoint.quantize(model, tmp_path / "q")
+    with (
+        Claim(tmp_path / "q" / ".fp4rt" / "lock", tmp_path / "q"),
+        pytest.raises(CheckpointError, match=f"another run is writing here .process {os.getpid()} on"),
+    ):
+        checkpoint.quantize(model, tmp_path / "q")
     checkpoint.quantize(model, tmp_path / "q")
 
 

@@ -1,0 +1,258 @@
+"""``verify`` finds every broken invariant, ``compare`` and ``inspect`` tell the truth, ``open`` loads one layer."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import fp4rt
+from fp4rt import checkpoint
+from fp4rt.checkpoint.inspect import inspect
+from fp4rt.checkpoint.store import Store
+from fp4rt.errors import CheckpointError, DtypeError
+from fp4rt.format import BLOCK
+from fp4rt.layout import get_layout
+
+
+def matrix(files, scale_bytes=b"\x38" * 8, data=None, rows=4, columns=32, layout=None, **extra):
+    """A modelopt matrix of 4 x 32 with scales as given."""
+    suffix, shape = ("", [rows, columns // 16])
+    if layout is not None:
+        suffix, shape = f"_{layout}", list(get_layout(layout).shape(rows, columns // 16))
+    return {
+        "w.weight": ("U8", [rows, columns // 2], data if data is not None else b"\x22" * (rows * columns // 2)),
+        f"w.weight_scale{suffix}": ("F8_E4M3", shape, scale_bytes),
+        "w.weight_scale_2": ("F32", [], files.f32(1.0)),
+        **extra,
+    }
+
+
+def findings(files, tmp_path, tensors, metadata=None):
+    return checkpoint.verify(files.make(tmp_path / "x.safetensors", tensors, metadata), "modelopt")
+
+
+def test_sound_checkpoint_has_no_findings(quantized, files, tmp_path):
+    assert checkpoint.verify(quantized) == []
+    assert findings(files, tmp_path, matrix(files)) == []
+
+
+@pytest.mark.parametrize("byte, word", [(0x7F, "NaN"), (0xFF, "NaN"), (0xB8, "negative"), (0x80, "negative")])
+def test_nan_and_negative_scales_are_found_with_their_place(byte, word, files, tmp_path):
+    scales = bytearray(b"\x38" * 8)
+    scales[5] = scales[7] = byte
+    found = findings(files, tmp_path, matrix(files, bytes(scales)))
+    (finding,) = [finding for finding in found if word in finding.message]
+    assert finding.severity == "error"
+    assert finding.tensor == "w.weight"
+    assert finding.message == f"2 block scales are {word}, first 0x{byte:02X} at row 2, block 1"
+
+
+@pytest.mark.parametrize("layout", ["128x4", "8x4"])
+def test_nonzero_padding_of_tiled_scales_is_found(layout, files, tmp_path):
+    known = get_layout(layout)
+    scales = known.pack(np.full((4, 2), 0x38, np.uint8)).reshape(-1)
+    assert findings(files, tmp_path, matrix(files, scales.tobytes(), layout=layout)) == []
+    padding = np.flatnonzero(known.padding_mask(4, 2).reshape(-1))
+    scales[padding[[0, -1]]] = 0x7F
+    found = findings(files, tmp_path, matrix(files, scales.tobytes(), layout=layout))
+    assert [finding.message for finding in found] == [f"2 padding bytes of {layout} scales are not zero"]
+
+
+def test_codes_and_scales_behind_the_columns_are_found(files, tmp_path):
+    metadata = {"fp4rt.shapes": json.dumps({"w.weight": [4, 17]})}
+    clean = np.full((4, 16), 0x22, np.uint8)
+    clean[:, 8], clean[:, 9:] = 0x02, 0
+    assert findings(files, tmp_path, matrix(files, data=clean.tobytes()), metadata) == []
+    odd = clean.copy()
+    odd[2, 8] = 0x12
+    (finding,) = findings(files, tmp_path, matrix(files, data=odd.tobytes()), metadata)
+    assert finding.message == "codes behind column 17 are not zero"
+    metadata = {"fp4rt.shapes": json.dumps({"w.weight": [4, 32]})}
+    assert findings(files, tmp_path, matrix(files), metadata) == []
+
+
+@pytest.mark.parametrize("shape", [[4, 0], [4, 33], [5, 32], [0, 32], [4], [4, 32, 1]])
+def test_logical_shape_that_does_not_fit_is_refused(shape, files, tmp_path):
+    metadata = {"fp4rt.shapes": json.dumps({"w.weight": shape})}
+    with pytest.raises(CheckpointError, match=r"fp4rt\.shapes says 'w\.weight'"):
+        findings(files, tmp_path, matrix(files), metadata)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 3}', '{"a": [1.5]}', '{"a": [true]}'])
+def test_broken_metadata_is_refused(text, files, tmp_path):
+    with pytest.raises(CheckpointError, match=r"fp4rt\.shapes in the metadata"):
+        findings(files, tmp_path, matrix(files), {"fp4rt.shapes": text})
+
+
+def test_rows_that_only_comfy_stores_must_be_zero(tmp_path):
+    x = np.random.default_rng(0).standard_normal((20, 64), np.float32)
+    checkpoint.save(tmp_path / "x.safetensors", {"w": fp4rt.quantize(x, layout="linear")}, format="comfy")
+    raw = bytearray((tmp_path / "x.safetensors").read_bytes())
+    start = int.from_bytes(raw[:8], "little") + 8 + 31 * 32
+    raw[start] = 1
+    (tmp_path / "x.safetensors").write_bytes(raw)
+    (finding,) = checkpoint.verify(tmp_path / "x.safetensors")
+    assert finding.message == "codes of rows behind row 20 are not zero"
+
+
+def test_stray_codes_under_a_zero_scale_are_a_warning(files, tmp_path):
+    (finding,) = findings(files, tmp_path, matrix(files, b"\x00" + b"\x38" * 7))
+    assert (finding.severity, finding.message) == ("warning", "1 blocks of scale 0 have codes that are not 0")
+
+
+def test_layer_that_the_configuration_excludes_is_found(files, tmp_path):
+    files.make(tmp_path / "model.safetensors", matrix(files))
+    table = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["w*"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(table))
+    (finding,) = checkpoint.verify(tmp_path)
+    assert finding.message == "is quantized, but the configuration excludes it by 'w*'"
+
+
+def test_comparison_across_formats_finds_identical_layers(quantized, tmp_path):
+    checkpoint.convert(quantized, tmp_path / "comfy", "comfy")
+    rows = checkpoint.compare(quantized, tmp_path / "comfy")
+    assert {row.verdict for row in rows} == {"identical"}
+    assert len(rows) == len(checkpoint.open(quantized).layers) + sum(
+        not name.endswith(("_scale", "_scale_2")) and name not in checkpoint.open(quantized).layers
+        for name in checkpoint.open(quantized)
+    )
+
+
+def test_comparison_with_the_original_gives_the_error_of_quantization(model, quantized):
+    rows = {row.name: row for row in checkpoint.compare(model, quantized)}
+    plain, opened = checkpoint.open(model), checkpoint.open(quantized)
+    for name in opened.layers:
+        x = plain[name].astype(np.float64)
+        error = fp4rt.dequantize(opened.load(name)).astype(np.float64) - x
+        assert rows[name].verdict == "differs"
+        assert rows[name].max_error == np.abs(error).max()
+        wanted = 10 * math.log10(np.square(x).sum() / np.square(error).sum())
+        assert rows[name].sqnr_db == pytest.approx(wanted, abs=1e-9)
+    assert rows["model.norm.weight"].verdict == "identical"
+
+
+def test_comparison_names_what_only_one_side_has(tmp_path):
+    checkpoint.save(tmp_path / "a.safetensors", {"x": np.ones(4, np.float32), "y": np.ones(4), "s": np.ones((2, 2))})
+    checkpoint.save(tmp_path / "b.safetensors", {"x": np.ones(4, np.float64), "z": np.ones(4), "s": np.ones((4, 1))})
+    rows = {row.name: row for row in checkpoint.compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")}
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "x": "same values",
+        "y": "only in A",
+        "s": "other shape",
+        "z": "only in B",
+    }
+    assert [name for name, row in rows.items() if not row.matches] == ["y", "s", "z"]
+
+
+def test_inspection_counts_what_is_there(quantized):
+    found = inspect(Store(quantized), codes=True)
+    opened = checkpoint.open(quantized)
+    assert found.format == "modelopt"
+    assert found.evidence == ["config.json (quant_method)", "hf_quant_config.json"]
+    assert sum(nbytes for _, nbytes in found.dtypes.values()) == sum(array.nbytes for array in opened.values())
+    for layer in found.layers:
+        q = opened.load(layer.name)
+        assert layer.shape == q.shape
+        assert layer.blocks == q.shape[0] * q.shape[1] // BLOCK == sum(layer.scale_counts)
+        codes = np.stack([q.data & 0xF, q.data >> 4]).reshape(-1)
+        assert layer.code_counts == np.bincount(codes, minlength=16).tolist()
+        assert layer.zero_blocks == np.count_nonzero(q.scales == 0)
+        assert layer.saturated_blocks == np.count_nonzero(q.scales == 0x7E)
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_one_layer_is_loaded_in_three_lines_and_multiplied(quantized, model):
+    opened = checkpoint.open(quantized)
+    weight = opened.load("model.layers.0.self_attn.q_proj")
+    x = np.random.default_rng(0).standard_normal((3, 64)).astype(ml_dtypes.bfloat16)
+    y = fp4rt.matmul(x, weight, out_dtype="float32")
+    wanted = x.astype(np.float64) @ fp4rt.dequantize(weight).astype(np.float64).T
+    assert np.allclose(y, wanted, atol=64 * 2**-24 * np.abs(wanted).max() * 64)
+
+
+def test_loaded_arrays_are_views_of_the_file(quantized):
+    opened = checkpoint.open(quantized)
+    q = opened.load("model.layers.0.self_attn.q_proj")
+    raw = opened["model.layers.0.self_attn.q_proj.weight"]
+    assert q.data.__array_interface__["data"][0] == raw.__array_interface__["data"][0]
+    assert not q.data.flags.writeable
+
+
+def test_layers_are_found_by_module_and_by_weight_and_others_are_refused(quantized):
+    opened = checkpoint.open(quantized)
+    name = "model.layers.0.self_attn.q_proj"
+    assert np.array_equal(opened.load(name).data, opened.load(f"{name}.weight").data)
+    with pytest.raises(CheckpointError, match="it is not quantized"):
+        opened.load("model.norm")
+    with pytest.raises(CheckpointError, match="it is not in it"):
+        opened.load("model.nothing")
+    with pytest.raises(KeyError):
+        opened["model.nothing"]
+    with pytest.raises(CheckpointError, match="is one matrix"):
+        opened.load(name, expert=0)
+
+
+def test_checkpoint_is_a_mapping_of_stored_tensors(quantized):
+    with checkpoint.open(quantized) as opened:
+        assert len(opened) == len(list(opened)) == len(dict(opened))
+        assert "model.norm.weight" in opened
+        assert opened["model.norm.weight"].dtype == ml_dtypes.bfloat16
+        assert "modelopt" in repr(opened)
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors", "comfy"])
+@pytest.mark.parametrize("layout", ["linear", "128x4", "8x4"])
+def test_saved_tensors_come_back_whatever_layout_they_were_in(form, layout, tmp_path):
+    x = np.random.default_rng(1).standard_normal((40, 80), np.float32)
+    q = fp4rt.quantize(x, layout=layout, padded_n=96)
+    table = {"a.weight": q, "b": x.astype(ml_dtypes.bfloat16), "c": np.arange(3)}
+    checkpoint.save(tmp_path / "x.safetensors", table, format=form, metadata={"note": "kept"})
+    opened = checkpoint.open(tmp_path / "x.safetensors")
+    loaded = opened.load("a", layout=layout)
+    assert loaded.shape == (40, 80)
+    assert loaded.padded_n == 96
+    assert np.array_equal(loaded.data, q.data)
+    assert np.array_equal(loaded.scales, q.scales)
+    assert opened.metadata["note"] == "kept"
+    assert np.array_equal(opened["b"], table["b"])
+    assert opened["c"].tolist() == [0, 1, 2]
+    assert checkpoint.verify(tmp_path / "x.safetensors") == []
+
+
+def test_torch_tensors_are_saved_bit_for_bit(tmp_path):
+    torch = pytest.importorskip("torch", reason="needs torch")
+    x = torch.randn(4, 32).to(torch.bfloat16)
+    q = fp4rt.quantize(x, layout="linear")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q, "x": x.t(), "s": x.to(torch.float8_e4m3fn)})
+    opened = checkpoint.open(tmp_path / "x.safetensors")
+    assert np.array_equal(opened.load("w").data, q.data.numpy())
+    assert np.array_equal(opened["x"].view(np.int16), x.t().contiguous().view(torch.int16).numpy())
+    assert opened["s"].dtype == ml_dtypes.float8_e4m3fn
+
+
+def test_save_refuses_what_it_would_replace(tmp_path):
+    table = {"w": fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")}
+    checkpoint.save(tmp_path / "x.safetensors", table)
+    with pytest.raises(CheckpointError, match="exists already"):
+        checkpoint.save(tmp_path / "x.safetensors", table)
+    with pytest.raises(CheckpointError, match="exists already"):  # the configuration beside it belongs to the first
+        checkpoint.save(tmp_path / "y.safetensors", table)
+    checkpoint.save(tmp_path / "y.safetensors", table, format="comfy")
+    checkpoint.save(tmp_path / "x.safetensors", table, overwrite=True)
+
+
+def test_save_refuses_names_and_dtypes_that_do_not_exist(tmp_path):
+    q = fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")
+    with pytest.raises(CheckpointError, match="two tensors would be called 'w.weight'"):
+        checkpoint.save(tmp_path / "x.safetensors", {"w": q, "w.weight": np.ones(3)})
+    with pytest.raises(DtypeError, match="complex128"):
+        checkpoint.save(tmp_path / "x.safetensors", {"w": np.ones(3, np.complex128)})
+    with pytest.raises(CheckpointError, match="unknown format"):
+        checkpoint.save(tmp_path / "x.safetensors", {"w": q}, format="gguf")
+    with pytest.raises(CheckpointError, match="ends in"):
+        checkpoint.save(tmp_path / "x.bin", {"w": q})
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,263 @@
+"""The commands: what they print, what they write, and their exit status."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fp4rt
+from bench.checkpoint_model import TINY, write_model
+from fp4rt import checkpoint
+from fp4rt.checkpoint.selection import RULES
+from fp4rt.cli import run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("cli") / "llama", TINY, shards=2)
+
+
+@pytest.fixture(scope="module")
+def quantized(model, tmp_path_factory):
+    target = tmp_path_factory.mktemp("cli-q") / "q"
+    checkpoint.quantize(model, target)
+    return target
+
+
+def fp4rt_command(*arguments):
+    return run([str(argument) for argument in arguments])
+
+
+def test_quantize_prints_the_report_and_writes_a_checkpoint(model, tmp_path, capsys):
+    assert fp4rt_command("quantize", model, tmp_path / "q") == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.startswith("model.layers.0.self_attn.q_proj.weight"))
+    assert re.search(r"64 x 64 +BF16 +8\.19 kB +2\.31 kB +amax +\d\d\.\d\d +0\.\d+ +0/256 +0$", row)
+    assert "unchanged: 1 x an embedding (model.embed_tokens.weight)" in out
+    assert "unchanged: 1 x a router (model.layers.2.mlp.gate.weight)" in out
+    assert "copied files: tokenizer.json" in out
+    assert re.search(r"model-00001-of-00002\.safetensors: .*sha256 [0-9a-f]{16}", out)
+    assert checkpoint.verify(tmp_path / "q") == []
+
+
+def test_quantize_as_json_is_one_object_with_every_tensor(model, tmp_path, capsys):
+    assert fp4rt_command("quantize", model, tmp_path / "q", "--json", "--compare") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["format"] == "modelopt"
+    rows = {row["name"]: row for shard in report["shards"] for row in shard["tensors"]}
+    assert set(rows) == set(checkpoint.open(model))
+    row = rows["model.layers.0.self_attn.q_proj.weight"]
+    assert row["shape"] == [64, 64]
+    assert row["bytes_before"] == 8192
+    assert row["bytes_after"] == 2048 + 256 + 4
+    assert {"sqnr_db", "max_error", "clipped_blocks", "zero_blocks"} <= set(row)
+    assert row["methods"]["mse"] > row["sqnr_db"]
+    assert all(len(shard["sha256"]) == 64 for shard in report["shards"])
+
+
+def test_dry_run_writes_nothing(model, tmp_path, capsys):
+    assert fp4rt_command("quantize", model, tmp_path / "q", "--dry-run") == 0
+    assert "would write" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+
+
+def test_quantize_one_file_writes_the_configuration_beside_it(tmp_path, capsys):
+    checkpoint.save(tmp_path / "in.safetensors", {"a.weight": np.eye(16, 32, dtype=np.float32)})
+    assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "hf_quant_config.json",
+        "in.safetensors",
+        "out.safetensors",
+    ]
+    opened = checkpoint.open(tmp_path / "out.safetensors")
+    assert {name: array.dtype.name for name, array in opened.items()} == {
+        "a.weight": "uint8",
+        "a.weight_scale": "float8_e4m3fn",
+        "a.weight_scale_2": "float32",
+    }
+    assert opened["a.weight_scale_2"].shape == ()
+
+
+def test_clipped_blocks_are_said_aloud(tmp_path, capsys):
+    x = np.full((4, 64), 0.01, np.float32)
+    x[1, 3] = 100.0
+    checkpoint.save(tmp_path / "in.safetensors", {"a.weight": x})
+    options = ("--method", "percentile", "--percentile", "99")
+    assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "o.safetensors", *options) == 0
+    captured = capsys.readouterr()
+    assert "1/16" in captured.out
+    assert "1 blocks are clipped" in captured.err
+
+
+@pytest.mark.parametrize("to", ["compressed-tensors", "comfy", "bf16"])
+def test_convert_and_verify_against_the_source(to, quantized, tmp_path, capsys):
+    assert fp4rt_command("convert", quantized, tmp_path / "x", "--to", to) == 0
+    assert fp4rt_command("verify", tmp_path / "x") == 0
+    assert "0 errors" in capsys.readouterr().out
+    assert fp4rt_command("verify", quantized, tmp_path / "x", "--min-sqnr", "40") == 0
+    out = capsys.readouterr().out
+    assert "identical" in out
+
+
+def test_dequantize_takes_a_dtype(quantized, tmp_path):
+    assert fp4rt_command("dequantize", quantized, tmp_path / "x", "--dtype", "fp32") == 0
+    opened = checkpoint.open(tmp_path / "x")
+    assert opened["model.layers.0.self_attn.q_proj.weight"].dtype == np.float32
+
+
+def test_fuse_joins_layers(quantized, tmp_path, capsys):
+    options = ("--fuse", "qkv_proj=q_proj,k_proj,v_proj", "--fused-scales", "rescale")
+    assert fp4rt_command("convert", quantized, tmp_path / "x", "--to", "modelopt", *options) == 0
+    assert checkpoint.open(tmp_path / "x").load("model.layers.0.self_attn.qkv_proj").shape == (128, 64)
+    assert "fused" in capsys.readouterr().out
+
+
+def test_verify_fails_for_a_broken_checkpoint(tmp_path, capsys):
+    q = fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")
+    q.scales[0, 0] = 0x7F
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q})
+    assert fp4rt_command("verify", tmp_path / "x.safetensors") == 1
+    assert "error: w.weight: 1 block scales are NaN" in capsys.readouterr().out
+    assert fp4rt_command("verify", tmp_path / "x.safetensors", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_verify_two_fails_where_they_are_too_far_apart(model, quantized, capsys):
+    assert fp4rt_command("verify", model, quantized) == 0
+    assert fp4rt_command("verify", model, quantized, "--min-sqnr", "15") == 0
+    assert fp4rt_command("verify", model, quantized, "--min-sqnr", "50") == 1
+    capsys.readouterr()
+    assert fp4rt_command("verify", model, quantized, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["tensors"]
+    assert {row["verdict"] for row in rows} == {"identical", "differs"}
+
+
+def test_inspect_shows_formats_scales_and_sizes(quantized, capsys):
+    assert fp4rt_command("inspect", quantized) == 0
+    out = capsys.readouterr().out
+    assert "modelopt (said by config.json (quant_method), hf_quant_config.json)" in out
+    assert re.search(r"model\.layers\.0\.self_attn\.q_proj\.weight +64 x 64 +2\.31 kB", out)
+    assert fp4rt_command("inspect", quantized, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "modelopt"
+
+
+def test_inspect_lists_a_plain_model(model, capsys):
+    assert fp4rt_command("inspect", model) == 0
+    out = capsys.readouterr().out
+    assert "plain" in out
+    assert re.search(r"model\.embed_tokens\.weight +BF16 +100 x 64", out)
+
+
+def png_size(path):
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
+
+
+def test_pictures_are_drawn(model, quantized, tmp_path):
+    pytest.importorskip("matplotlib", reason="needs fp4rt[plot]")
+    assert fp4rt_command("quantize", model, tmp_path / "q", "--plot", tmp_path / "run.png") == 0
+    assert fp4rt_command("inspect", quantized, "--figures", tmp_path / "layers.png") == 0
+    assert min(png_size(tmp_path / "run.png") + png_size(tmp_path / "layers.png")) > 300
+
+
+def test_picture_of_an_impossible_place_is_refused(quantized, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs fp4rt[plot]")
+    assert fp4rt_command("inspect", quantized, "--figures", tmp_path / "no" / "x.png") == 1
+    assert "no/x.png" in capsys.readouterr().err
+
+
+def test_html_report_escapes_what_the_file_says(tmp_path):
+    q = fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")
+    evil = "<script>alert(1)</script>"
+    checkpoint.save(tmp_path / "x.safetensors", {evil: q, f"{evil}2": np.ones(1)}, metadata={evil: evil})
+    assert fp4rt_command("inspect", tmp_path / "x.safetensors", "--html", tmp_path / "x.html") == 0
+    page = (tmp_path / "x.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("<svg") == 2
+    assert "http" not in page
+
+
+def test_table_does_not_interpret_names_as_markup(tmp_path, capsys):
+    checkpoint.save(tmp_path / "in.safetensors", {"[red]a[/].weight": np.ones((1, 16), np.float32)})
+    assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "o.safetensors") == 0
+    assert "[red]a[/].weight" in capsys.readouterr().out
+
+
+def test_name_cannot_send_control_characters_to_the_terminal(tmp_path, capsys):
+    checkpoint.save(tmp_path / "in.safetensors", {"\x1b]0;evil\x07a.weight": np.ones((1, 16), np.float32)})
+    assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "o.safetensors", "-v") == 0
+    assert fp4rt_command("inspect", tmp_path / "o.safetensors", "-v") == 0
+    assert fp4rt_command("verify", tmp_path / "in.safetensors", tmp_path / "o.safetensors") == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "evil" in captured.out
+
+
+def test_overrides_file_is_read(model, tmp_path, capsys):
+    (tmp_path / "o.toml").write_text('[[layer]]\nmatch = "*.q_proj.weight"\nmethod = "mse"\n')
+    assert fp4rt_command("quantize", model, tmp_path / "q", "--overrides", tmp_path / "o.toml", "--json") == 0
+    shards = json.loads(capsys.readouterr().out)["shards"]
+    methods = {row["name"]: row["method"] for shard in shards for row in shard["tensors"]}
+    assert methods["model.layers.0.self_attn.q_proj.weight"] == "mse"
+    assert methods["model.layers.0.self_attn.k_proj.weight"] == "amax"
+
+
+def test_doctor_says_what_is_usable_and_why_not(capsys):
+    assert fp4rt_command("doctor") == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^cpu: usable", out, re.MULTILINE)
+    assert re.search(r"^cuda: (usable|not usable)", out, re.MULTILINE)
+    assert "cache folder:" in out
+    assert fp4rt_command("doctor", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["backends"][0]["name"] == "cpu"
+    assert facts["fp4rt"] == fp4rt.__version__
+
+
+def test_bench_lists_the_scripts_of_the_checkout(capsys):
+    assert fp4rt_command("bench") == 0
+    assert "checkpoint_convert" in capsys.readouterr().out
+    assert fp4rt_command("bench", "nothing") == 1
+    assert "no bench called 'nothing'" in capsys.readouterr().err
+
+
+def test_version_and_help(capsys):
+    assert fp4rt_command("--version") == 0
+    assert capsys.readouterr().out == f"fp4rt {fp4rt.__version__}\n"
+    for command in ("quantize", "dequantize", "convert", "inspect", "verify", "doctor", "compile", "bench"):
+        assert fp4rt_command(command, "--help") == 0
+        assert "Usage: fp4rt" in capsys.readouterr().out
+
+
+def test_help_of_quantize_explains_what_is_taken(capsys):
+    assert fp4rt_command("quantize", "--help") == 0
+    assert " ".join(RULES.split()) in " ".join(capsys.readouterr().out.split())
+
+
+def test_usage_errors_have_status_two(capsys):
+    for arguments in (("nothing",), ("quantize",), ("quantize", "a", "b", "--jobs", "0"), ("convert", "a", "b")):
+        assert fp4rt_command(*arguments) == 2
+        assert "Error" in capsys.readouterr().err
+
+
+def test_module_runs_as_a_command(quantized):
+    done = subprocess.run(
+        [sys.executable, "-m", "fp4rt", "verify", str(quantized)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0 errors" in done.stdout
+
+
+def test_commands_are_not_imported_by_the_package():
+    code = "import sys, fp4rt, fp4rt.checkpoint; assert not {'typer', 'rich', 'matplotlib', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
