@@ -15,6 +15,7 @@ _LAUNCHERS: tuple[str, ...] = (
     "fp4rt.cuda.quantizers.quantize",
     "fp4rt.cuda.quantizers.dequantize",
     "fp4rt.cuda.quantizers.relayout",
+    "fp4rt.cuda.gemm.matmul",
 )
 
 

@@ -49,7 +49,7 @@ struct HalfActivations {
         next = args.a + (first_row + row) * row_stride + column * column_stride;
         to = row * ROW_BYTES;
         const i32 read_row = NATURAL ? at.lane % 8 : g;
-        from = (at.warp_m * Tile::token_tiles * 8 + read_row) * ROW_BYTES + at.warp_k * Tile::pieces * 256;
+        from = read_row * ROW_BYTES + at.warp_k * Tile::pieces * 256;
 #pragma unroll
         for (i32 i = 0; i < 4; ++i) chunk_of[i] = swizzle(read_row, NATURAL ? 4 * i + at.lane / 8 : 4 * t + i) * 16;
     }

@@ -36,7 +36,7 @@ struct Nvfp4Activations {
         row_bytes = (i64)args.a_columns * 8;
         k_bytes = (args.k + 1) / 2;
         blocks = (args.k + 15) / 16;
-        const i32 unit = at.warp_m * Tile::token_tiles * STAGE_PIECES + at.warp_k * Tile::pieces;
+        const i32 unit = at.warp_k * Tile::pieces;
         from = unit * UNIT_BYTES + at.lane * 16;
         scales_from = CODE_STAGE_BYTES + unit * SCALE_BYTES + (t / 2) * 32 + g * 4 + (t % 2) * 2;
     }

@@ -19,8 +19,6 @@ struct PrepackedWeights {
     static constexpr i32 SCALE_BYTES = 128, PIECE_CHUNKS = 2;
     static constexpr i32 CODE_STAGE_BYTES = Tile::block_n * Tile::block_k / 2;
     static constexpr i32 STAGE_BYTES = CODE_STAGE_BYTES + Tile::block_n * Tile::block_k / 16;
-    static constexpr i32 SHARED_TILES = Tile::row_tiles / Tile::warps_m;  // that this warp copies
-    static_assert(Tile::row_tiles % Tile::warps_m == 0, "row tiles to share");
 
     struct Piece {
         Words4 codes[Tile::row_tiles][PIECE_CHUNKS];
@@ -50,8 +48,8 @@ struct PrepackedWeights {
             const i32 valid = FULL || column < columns ? 16 : 0;
             const u32 chunk = column / CHUNK_COLUMNS % GROUP_CHUNKS;
 #pragma unroll
-            for (i32 i = 0; i < SHARED_TILES; ++i) {
-                const u32 row_tile = i * Tile::warps_m + at.warp_m, unit = row_tile * Tile::pieces + piece;
+            for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) {
+                const u32 unit = row_tile * Tile::pieces + piece;
                 const u32 row = min(first_tile + row_tile, row_tiles - 1);
                 const u8* tile = tiles + prepacked_tile_offset(column / GROUP_COLUMNS, row, row_tiles);
 #pragma unroll

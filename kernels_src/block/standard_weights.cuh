@@ -22,9 +22,7 @@ struct StandardWeights {
     static constexpr i32 HALF_BYTES = 512, SCALE_BYTES = 128;  // of 8 rows x 128 columns; of 16 rows x 8 block columns
     static constexpr i32 CODE_STAGE_BYTES = Tile::block_n * Tile::block_k / 2;
     static constexpr i32 STAGE_BYTES = CODE_STAGE_BYTES + Tile::block_n * Tile::block_k / 16;
-    static constexpr i32 HALVES = 2 * Tile::row_tiles / Tile::warps_m;  // that this warp copies; the warps along m share
-    static_assert(2 * Tile::row_tiles % Tile::warps_m == 0 && Tile::row_tiles % Tile::warps_m == 0, "rows to share");
-    static constexpr i32 SCALE_TILES = Tile::row_tiles / Tile::warps_m;
+    static constexpr i32 HALVES = 2 * Tile::row_tiles;  // of 8 rows
 
     struct Piece {
         Words4 codes[Tile::row_tiles][2];
@@ -32,7 +30,7 @@ struct StandardWeights {
     };
 
     const u8* code_row[HALVES];       // this lane's 16 bytes in the next stage to load
-    const u8* scale_row[SCALE_TILES];  // this lane's column group there
+    const u8* scale_row[Tile::row_tiles];  // this lane's column group there
     i32 first_column;                  // of this lane's k group in that stage
     i32 k_bytes, blocks;
     u64 two_groups, stage_groups;  // distance of column groups that are one piece, one stage apart
@@ -48,16 +46,14 @@ struct StandardWeights {
         first_column = k0 + at.warp_k * Tile::pieces * 128;
         const i64 last_row = args.n - 1;
 #pragma unroll
-        for (i32 i = 0; i < HALVES; ++i) {
-            const i32 half = i * Tile::warps_m + at.warp_m;
+        for (i32 half = 0; half < HALVES; ++half) {
             const i64 row = min(first_row + at.warp_n * Tile::warp_rows + half * 8 + g, last_row);
-            code_row[i] = args.b + row * args.b_columns * 8 + first_column / 2 + t * 16;
+            code_row[half] = args.b + row * args.b_columns * 8 + first_column / 2 + t * 16;
         }
 #pragma unroll
-        for (i32 i = 0; i < SCALE_TILES; ++i) {
-            const i32 row_tile = i * Tile::warps_m + at.warp_m;
+        for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) {
             const i64 row = min(first_row + at.warp_n * Tile::warp_rows + row_tile * 16 + at.lane % 16, last_row);
-            scale_row[i] = scales.row(row) + scales.group(first_column / 64 + at.lane / 16);
+            scale_row[row_tile] = scales.row(row) + scales.group(first_column / 64 + at.lane / 16);
         }
         const i32 unit = (at.warp_n * Tile::warps_k + at.warp_k) * Tile::row_tiles * Tile::pieces;
         codes_at = unit * 2 * HALF_BYTES + at.lane * 16;
@@ -74,10 +70,9 @@ struct StandardWeights {
             const i32 valid = FULL ? 16 : clamp_bytes(k_bytes - column / 2 - at.lane % 4 * 16, 16);
             const i32 valid_scales = FULL ? 4 : clamp_bytes(blocks - (column / 64 + at.lane / 16) * 4, 4);
 #pragma unroll
-            for (i32 i = 0; i < HALVES; ++i) {
-                const i32 half = i * Tile::warps_m + at.warp_m;
+            for (i32 half = 0; half < HALVES; ++half) {
                 const u32 to = stage + codes_at + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
-                const u8* from = code_row[i] + piece * 64;
+                const u8* from = code_row[half] + piece * 64;
                 if constexpr (FULL && ALIGN == 16) {
                     cp_async_16(to, from);
                 } else {
@@ -85,10 +80,9 @@ struct StandardWeights {
                 }
             }
 #pragma unroll
-            for (i32 i = 0; i < SCALE_TILES; ++i) {
-                const i32 row_tile = i * Tile::warps_m + at.warp_m;
+            for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) {
                 const u32 to = stage + scales_to + (row_tile * Tile::pieces + piece) * SCALE_BYTES;
-                const u8* from = scale_row[i] + piece * two_groups;
+                const u8* from = scale_row[row_tile] + piece * two_groups;
                 if constexpr (FULL && SCALE_ALIGN == 4) {
                     cp_async_4(to, from);
                 } else {
@@ -98,9 +92,9 @@ struct StandardWeights {
         }
         first_column += Tile::block_k;
 #pragma unroll
-        for (i32 i = 0; i < HALVES; ++i) code_row[i] += Tile::block_k / 2;
+        for (i32 half = 0; half < HALVES; ++half) code_row[half] += Tile::block_k / 2;
 #pragma unroll
-        for (i32 i = 0; i < SCALE_TILES; ++i) scale_row[i] += stage_groups;
+        for (i32 row_tile = 0; row_tile < Tile::row_tiles; ++row_tile) scale_row[row_tile] += stage_groups;
     }
 
     __device__ __forceinline__ Piece read(u32 stage, i32 piece, const Tile&) const {

@@ -6,8 +6,8 @@
 // one fixed order. Rule: fp4rt/format.py, "Dequantize"; tiles: fp4rt/cuda/gemm/portable.py.
 //
 // A block takes BLOCK_N rows of B and BLOCK_M rows of A and walks k in stages of BLOCK_K, STAGES - 1 of them on their
-// way (cp.async). Its warps split BLOCK_N (WARPS_N), BLOCK_M (WARPS_M) and each stage's columns (WARPS_K, summed at the
-// end through shared memory). With splits > 1 blocks share a tile's k and leave fp32 sums in `partial`.
+// way (cp.async). Its warps split BLOCK_N (WARPS_N) and each stage's columns (WARPS_K, summed at the end through shared
+// memory). With splits > 1 several blocks share a tile's k and leave fp32 sums in `partial`.
 #include "block/gemm_epilogue.cuh"
 #include "block/half_activations.cuh"
 #include "block/nvfp4_activations.cuh"
@@ -18,23 +18,22 @@
 #error "gemm_portable.cu is built for sm_80 and newer"
 #endif
 
-// Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_KIND, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_M, WARPS_K,
+// Defined by the launcher: A_KIND, A_ALIGN, A_SCALE_ALIGN, B_KIND, B_ALIGN, B_SCALE_ALIGN, WARPS_N, WARPS_K,
 // ROW_TILES, TOKEN_TILES, PIECES, STAGES, BLOCKS_PER_SM, SHARED_BYTES.
 
 struct Tile {
-    static constexpr i32 warps_n = WARPS_N, warps_m = WARPS_M, warps_k = WARPS_K;
-    static constexpr i32 warps = warps_n * warps_m * warps_k, threads = 32 * warps;
+    static constexpr i32 warps_n = WARPS_N, warps_k = WARPS_K;
+    static constexpr i32 warps = warps_n * warps_k, threads = 32 * warps;
     static constexpr i32 row_tiles = ROW_TILES, token_tiles = TOKEN_TILES, pieces = PIECES;
     static constexpr i32 warp_rows = 16 * row_tiles;
-    static constexpr i32 block_n = warp_rows * warps_n, block_m = 8 * token_tiles * warps_m;
+    static constexpr i32 block_n = warp_rows * warps_n, block_m = 8 * token_tiles;
     static constexpr i32 block_k = 128 * pieces * warps_k;
 
-    i32 thread, lane, warp, warp_n, warp_m, warp_k;
+    i32 thread, lane, warp, warp_n, warp_k;
 
     __device__ __forceinline__ explicit Tile(i32 index) : thread(index), lane(index % 32), warp(index / 32) {
         warp_n = warp % warps_n;
-        warp_m = warp / warps_n % warps_m;
-        warp_k = warp / (warps_n * warps_m);
+        warp_k = warp / warps_n;
     }
 };
 
@@ -104,7 +103,7 @@ __device__ __forceinline__ void multiply_stage(const Weights& weights, const Act
 // (2 * SUM_STRIDE = 8 mod 32), its rows g 1 bank: no two lanes of a store meet.
 __device__ __forceinline__ void spread_sums(u32 shared, const Tile& at, const Sums& sums) {
     const i32 g = at.lane / 4, t = at.lane % 4;
-    const i32 token = (at.warp_k * Tile::block_m + at.warp_m * TOKEN_TILES * 8 + 2 * t) * SUM_STRIDE;
+    const i32 token = (at.warp_k * Tile::block_m + 2 * t) * SUM_STRIDE;
     const u32 to = shared + 4 * (token + at.warp_n * Tile::warp_rows + g);
 #pragma unroll
     for (i32 row_tile = 0; row_tile < ROW_TILES; ++row_tile) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -22,15 +25,12 @@ SIZES = (
 @pytest.fixture(autouse=True, scope="module")
 def compiled():
     """Kernels of the usual tiles, compiled side by side."""
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-
-    from fp4rt.cuda.gemm.matmul import kernel_specs
     from fp4rt.cuda.kernel import device_target
+    from fp4rt.cuda.kernel_set import kernels_for
 
     target = device_target(0)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(lambda spec: spec.compile(target.name), {s for s in kernel_specs() if s.built_for(target)}))
+        list(pool.map(lambda spec: spec.compile(target.name), kernels_for(target)))
 
 
 @pytest.fixture

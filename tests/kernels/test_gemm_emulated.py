@@ -26,10 +26,10 @@ EMULATION = Path(__file__).parent / "emulation"
 FP32 = 2  # out_type
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 
-#                     warps n, m, k, row tiles, token tiles, pieces, stages, blocks a multiprocessor
-ONE_WARP = PortableTile(1, 1, 1, 2, 1, 1, 3, 1)
-K_WARPS = PortableTile(2, 1, 2, 2, 2, 1, 4, 1)
-MANY_TOKENS = PortableTile(2, 2, 1, 2, 4, 2, 2, 1)
+#                     warps n, k, row tiles, token tiles, pieces, stages, blocks a multiprocessor
+ONE_WARP = PortableTile(1, 1, 2, 1, 1, 3, 1)
+K_WARPS = PortableTile(2, 2, 2, 2, 1, 4, 1)
+MANY_TOKENS = PortableTile(2, 1, 2, 4, 2, 2, 1)
 # (tile, kind of a, kind of b, alignments, m, n, k, padded k, scale layout of a, of b, parts of k, bytes off alignment)
 CASES = (
     (K_WARPS, "bfloat16", "nvfp4", Alignment(16, 4, 16, 4), 9, 70, 512, 512, "linear", "128x4", 1, 0),

@@ -114,8 +114,7 @@ def test_few_tokens_occupy_most_multiprocessors(device, n, k):
     for m in (1, 16):
         choice = choose(product(device, m, n, k), "portable")
         blocks = choice.tile.blocks(m, n, choice.splits)
-        rounds = -(-blocks // device.multiprocessors)
-        assert blocks >= 0.7 * rounds * device.multiprocessors, (choice, blocks)
+        assert blocks >= 0.7 * device.multiprocessors, (choice, blocks)
 
 
 def test_the_choice_is_the_cheapest_candidate():
@@ -135,7 +134,7 @@ def test_alignment_is_the_widest_useful_divisor(address, useful, wanted):
 
 
 def test_what_a_kernel_does_not_read_does_not_make_it_another_kernel():
-    tile = PortableTile(2, 1, 4, 2, 1, 1, 4, 1)
+    tile = PortableTile(2, 4, 2, 1, 1, 4, 1)
     assert tile.spec("bfloat16", "nvfp4", Alignment(16, 1, 16, 4)) == tile.spec("bfloat16", "nvfp4", Alignment())
     assert tile.spec("bfloat16", "prepacked", Alignment(16, 4, 16, 1)) == tile.spec(
         "bfloat16", "prepacked", Alignment()

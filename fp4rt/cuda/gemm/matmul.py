@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from fp4rt import interop
 from fp4rt.backend import QuantizedViews
 from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.dependent_launch import launch_dependent
 from fp4rt.cuda.gemm.autotune import remembered
-from fp4rt.cuda.gemm.hopper_choice import hopper_specs
 from fp4rt.cuda.gemm.passes import activation_specs, dequantize_activations, repack
 from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Weight", "kernel_specs", "launch", "make_plan", "matmul", "plan_of", "problem_of"]
 
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
-HOPPER_ARGUMENT_BYTES = 320  # kernels/gemm_prepacked.cuh: a tensor map aligned to 64, then GemmArguments
+HOPPER_ARGUMENT_BYTES = 320  # block/prepacked_arguments.cuh: a tensor map aligned to 64, GemmArguments, `dependent`
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
 REFERENCE_THREADS = FINISH_THREADS = 256
+FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
 
 
 @dataclass(frozen=True)
@@ -185,16 +186,20 @@ def launch(
         choice.splits,
         alpha if isinstance(alpha, float) else 0.0,
     )
+    grid, block = (plan.blocks, 1, 1), (plan.threads, 1, 1)
     if choice.kernel in HOPPER_KERNELS:
         tile: Any = choice.tile
         described = encode_activations(a_pointer, a_dtype, m, k, a_strides[0], tile.box)
-        plan.kernel.launch(
-            (plan.blocks, 1, 1), (plan.threads, 1, 1), (described + args).ljust(HOPPER_ARGUMENT_BYTES, b"\0"), stream
-        )
+        dependent = choice.activations == "fp16" and not choice.repack  # the kernel ahead writes the activations
+        struct = (described + args + dependent.to_bytes(4, "little")).ljust(HOPPER_ARGUMENT_BYTES, b"\0")
+        if dependent:
+            launch_dependent(plan.kernel, grid, block, struct, stream)
+        else:
+            plan.kernel.launch(grid, block, struct, stream)
     else:
-        plan.kernel.launch((plan.blocks, 1, 1), (plan.threads, 1, 1), args, stream)
+        plan.kernel.launch(grid, block, args, stream)
     if plan.finish is not None:
-        plan.finish.launch((ceil_div(m * n, FINISH_THREADS), 1, 1), (FINISH_THREADS, 1, 1), args, stream)
+        launch_dependent(plan.finish, (ceil_div(n, FINISH_COLUMNS) * m, 1, 1), (FINISH_THREADS, 1, 1), args, stream)
 
 
 def _temporary(nbytes: int, device: Device, stream: int) -> Any:
@@ -212,13 +217,12 @@ def _left(a: QuantizedViews | ArrayView) -> tuple[int, int, int, tuple[int, int]
 
 
 def kernel_specs() -> Iterator[KernelSpec]:
-    """Compilations for the architectures' checks: every kernel, the tiles of usual sizes, and the unaligned ways in."""
+    """Compilations of the kernels for every architecture; those of Hopper are in ``hopper_choice``."""
     for kind in ("float16", "bfloat16", "nvfp4"):
         yield _reference_spec(kind)
     yield FINISH
     yield from activation_specs()
     yield from portable_specs()
-    yield from hopper_specs()
 
 
 def _reference_spec(a_kind: str) -> KernelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fp4rt.cuda.kernel_spec import KernelSpec
@@ -41,7 +41,7 @@ class PortableTile:
     """``gemm_portable.cu``: mma.sync, any architecture from sm_80.
 
     Attributes:
-        warps_n, warps_m, warps_k: warps of a block along rows of B, tokens, and the columns of a stage.
+        warps_n, warps_k: warps of a block along rows of B and along the columns of a stage.
         row_tiles: tiles of 16 rows of a warp.
         token_tiles: tiles of 8 tokens of a warp.
         pieces: pieces of 128 columns that a warp takes of each stage.
@@ -50,7 +50,6 @@ class PortableTile:
     """
 
     warps_n: int
-    warps_m: int
     warps_k: int
     row_tiles: int
     token_tiles: int
@@ -61,7 +60,7 @@ class PortableTile:
     @property
     def threads(self) -> int:
         """Of a block."""
-        return 32 * self.warps_n * self.warps_m * self.warps_k
+        return 32 * self.warps_n * self.warps_k
 
     @property
     def block_n(self) -> int:
@@ -71,12 +70,16 @@ class PortableTile:
     @property
     def block_m(self) -> int:
         """Tokens of a block."""
-        return _TOKENS * self.token_tiles * self.warps_m
+        return _TOKENS * self.token_tiles
 
     @property
     def block_k(self) -> int:
         """Columns of a stage."""
         return _PIECE_COLUMNS * self.pieces * self.warps_k
+
+    def with_stages(self, stages: int) -> PortableTile:
+        """The same with another number of stages."""
+        return replace(self, stages=stages)
 
     def shared_bytes(self, a_kind: str) -> int:
         """Dynamic shared memory: the ring of stages, and later in the same place the sums."""
@@ -104,7 +107,6 @@ class PortableTile:
             "B_ALIGN": align.b,
             "B_SCALE_ALIGN": align.b_scales if b_kind == "nvfp4" else Alignment().b_scales,
             "WARPS_N": self.warps_n,
-            "WARPS_M": self.warps_m,
             "WARPS_K": self.warps_k,
             "ROW_TILES": self.row_tiles,
             "TOKEN_TILES": self.token_tiles,

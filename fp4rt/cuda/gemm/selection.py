@@ -32,7 +32,7 @@ __all__ = ["HOPPER_KERNELS", "KERNELS", "REPACK_TOKENS", "Choice", "choose"]
 HOPPER_KERNELS = ("decode", "small", "prefill")
 KERNELS = ("reference", "portable", *HOPPER_KERNELS)
 HOPPER_ARCH = 90
-REPACK_TOKENS = 192  # from here on repacking B for one product costs less than the portable kernel loses
+REPACK_TOKENS = 65  # from here on repacking B for one product costs less than the portable kernel loses
 DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
 MAX_GRID = 2**31 - 1
 
