@@ -10,12 +10,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from fp4rt.checkpoint.formats import FORMATS, SCALES, Format, LayerName
+from fp4rt.checkpoint.formats import SCALES, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError
 from fp4rt.format import BLOCK, CODES_PER_BYTE
-from fp4rt.layout import LAYOUTS, block_columns, get_layout, round_up
+from fp4rt.layout import LAYOUTS, block_columns, get_layout
 
 __all__ = ["FUSED_METADATA", "SHAPES_METADATA", "StoredLayer", "catalog"]
 
@@ -241,8 +241,3 @@ def _metadata(store: Store, key: str) -> dict[str, list[int]]:
             raise CheckpointError(f"{name}: {key} in the metadata must be an object of integer lists")
         result.update(table)
     return result
-
-
-def stored_rows(form: Format, rows: int) -> int:
-    """Rows that ``form`` stores for a matrix of ``rows`` rows."""
-    return round_up(rows, FORMATS[form.name].row_multiple)

@@ -27,7 +27,6 @@ import numpy as np
 
 from fp4rt import api
 from fp4rt.checkpoint.formats import storable_scale
-from fp4rt.cpu.threads import map_rows
 from fp4rt.errors import CheckpointError
 from fp4rt.format import AMAX_TARGET, BLOCK, E2M1_MAX, FP32_MAX
 from fp4rt.layout import block_columns, data_shape, round_up
@@ -157,6 +156,7 @@ def _slabs(matrix: np.ndarray) -> list[np.ndarray]:
 def _search(x: np.ndarray, encode: np.float32, padded_n: int, candidates: list[tuple[float, int]]) -> QuantizedTensor:
     """Search block scales on all cores; rows are independent, so their number changes nothing."""
     from fp4rt.cpu.kernels.search_scales import search_rows  # numba is needed only here
+    from fp4rt.cpu.threads import map_rows
 
     m, n = x.shape
     data = np.empty(data_shape(m, padded_n), np.uint8)

@@ -24,11 +24,13 @@ from fp4rt.checkpoint.report import Measurement, TensorReport
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
 from fp4rt.errors import CheckpointError
+from fp4rt.format import E2M1_MAX, E4M3
 from fp4rt.layout import get_layout
 from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["Convert", "Copy", "Dequantize", "Fuse", "Join", "Operation", "Quantize", "target_metadata", "target_of"]
 
+FP16_MAX = float(np.finfo(np.float16).max)
 Arrays = dict[str, np.ndarray]
 
 
@@ -237,11 +239,21 @@ class Dequantize:
         return self._arrays(store, spec), row
 
     def _arrays(self, store: Store, spec: TensorSpec) -> Iterator[Arrays]:
-        parts = [api.dequantize(q, FLOAT_TAGS[self.dtype]) for q in matrices(store, self.layer)]
+        parts = [self._floats(store, q) for q in matrices(store, self.layer)]
         if self.layer.transposed:
             parts = [part.T for part in parts]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         yield {spec.name: whole.reshape(spec.shape)}
+
+    def _floats(self, store: Store, q: QuantizedTensor) -> np.ndarray:
+        values: np.ndarray = api.dequantize(q, FLOAT_TAGS[self.dtype])
+        largest = float(np.nanmax(np.abs(E4M3.values[q.scales]), initial=0)) * E2M1_MAX / float(q.global_scale[0])
+        if self.dtype == "F16" and largest > FP16_MAX and np.isinf(values).any():
+            raise CheckpointError(
+                f"{store.path}: {printable(self.layer.name.weight)} has values beyond {FP16_MAX:g}, the largest of "
+                "float16; use bf16 or fp32"
+            )
+        return values
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import typer
 import fp4rt
 from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 from fp4rt.cli.console import failing, print_json
-from fp4rt.cpu.threads import THREADS_VARIABLE, thread_count
 from fp4rt.errors import Fp4rtError
 from fp4rt.sources import kernels_root, source_names
 
@@ -28,6 +27,8 @@ PACKAGES = (
 @failing
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False) -> None:
     """Show which backends are usable here and, where one is not, why and what to do."""
+    from fp4rt.cpu.threads import THREADS_VARIABLE, thread_count  # numba comes with it
+
     backends = [status._asdict() for status in fp4rt.backends().values()]
     facts = {
         "fp4rt": fp4rt.__version__,

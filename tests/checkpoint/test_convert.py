@@ -67,6 +67,48 @@ def test_comfy_stores_high_nibble_first_and_swizzled_scales(quantized, tmp_path)
     assert {"format": "nvfp4"} in layers["layers"].values()
 
 
+def test_comfy_nibbles_of_a_known_row(tmp_path):
+    """CASES B23, stored the other way round: the even element in the high half."""
+    x = np.array([[0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6, -0.0]], np.float32)
+    q = fp4rt.quantize(x, 1.0, layout="linear")
+    assert q.data.tobytes() == bytes.fromhex("21436507A9CBED8F")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q}, format="comfy")
+    opened = checkpoint.open(tmp_path / "x.safetensors")
+    assert opened["w.weight"][0].tobytes() == bytes.fromhex("123456709ABCDEF8")
+    loaded = fp4rt.dequantize(opened.load("w"))
+    assert np.array_equal(loaded, x)
+    assert np.array_equal(np.signbit(loaded), np.signbit(x))
+
+
+def test_swizzled_scales_of_a_stack_are_padded_for_each_expert(tmp_path, files):
+    """CASES B13: two experts of 130 rows; each has 256 rows of scales in the file."""
+    tensors = {
+        "experts.up_proj": ("U8", [2, 130, 32], b"\x77" * (2 * 130 * 32)),
+        "experts.up_proj_weight_scale": ("F8_E4M3", [2, 130, 4], b"\x38" * 520 + b"\x30" * 520),
+        "experts.up_proj_weight_scale_2": ("F32", [2], files.f32(1, 1)),
+    }
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    checkpoint.convert(path, tmp_path / "comfy.safetensors", "comfy")
+    scales = checkpoint.open(tmp_path / "comfy.safetensors")["experts.up_proj_weight_scale"].view(np.uint8)
+    assert scales.shape == (2, 256, 4)
+    joined = scales.reshape(-1)
+    assert joined[1024] == 0x30
+    assert joined[520] == 0
+    checkpoint.convert(tmp_path / "comfy.safetensors", tmp_path / "back.safetensors", "modelopt")
+    back = checkpoint.open(tmp_path / "back.safetensors")
+    for expert, value in ((0, 6.0), (1, 3.0)):
+        assert np.all(fp4rt.dequantize(back.load("experts.up_proj", expert=expert)) == value)
+        token = np.full((1, 64), 6, ml_dtypes.bfloat16)
+        assert np.all(fp4rt.matmul(token, back.load("experts.up_proj", expert=expert)) == 384 * value)
+
+
+def test_value_that_float16_cannot_hold_is_refused(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", files.modelopt(65536.0))
+    with pytest.raises(CheckpointError, match=r"'w\.weight' has values beyond 65504.*bf16"):
+        checkpoint.dequantize(path, tmp_path / "y.safetensors", "fp16")
+    checkpoint.dequantize(path, tmp_path / "y.safetensors", "bf16")
+
+
 def test_comfy_pads_rows_to_sixteen_and_reading_takes_them_away(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20, 64), np.float32)

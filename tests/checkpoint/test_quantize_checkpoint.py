@@ -11,10 +11,20 @@ import pytest
 import fp4rt
 from fp4rt import checkpoint
 from fp4rt.checkpoint.header import TensorEntry
-from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, largest_magnitude, percentile, quantize_matrix
+from fp4rt.checkpoint.methods import (
+    CANDIDATES,
+    METHODS,
+    Method,
+    NonFinite,
+    largest_magnitude,
+    percentile,
+    quantize_matrix,
+)
 from fp4rt.checkpoint.overrides import read_overrides
 from fp4rt.checkpoint.selection import Selection
+from fp4rt.cpu import reference
 from fp4rt.errors import CheckpointError
+from fp4rt.format import BLOCK, E2M1, E4M3, E4M3_MAX_BYTE, NEGATIVE_ZERO_CODE, R6
 
 
 def entry(name, shape=(64, 64), dtype="BF16"):
@@ -239,6 +249,41 @@ def test_mse_search_is_never_worse_in_any_block():
     worse = blocks_noise(x, searched) > blocks_noise(x, plain) * (1 + 1e-6)
     assert not worse.any()
     assert noise(x, searched) < 0.9 * noise(x, plain)
+
+
+def brute_force(x, encode, candidates):
+    """Codes and scales by trying every candidate on every block, in plain NumPy; the first of equal ones wins."""
+    blocks = x.reshape(-1, BLOCK)
+    v = np.abs(blocks).max(axis=1)
+    reciprocal = np.float32(1) / encode
+    best_error = np.full(len(blocks), np.inf)
+    scales, codes = np.zeros(len(blocks), np.uint8), np.zeros(blocks.shape, np.uint8)
+    for factor, offset in candidates:
+        t = encode * (v * R6) * np.float32(factor)
+        byte = np.clip(reference.nearest_even_code(t, E4M3).astype(int) + offset, 0, E4M3_MAX_BYTE)
+        scale = E4M3.values[byte] * reciprocal
+        enc = np.where(byte == 0, np.float32(0), np.float32(1) / np.where(byte == 0, np.float32(1), scale))
+        trial = reference.nearest_even_code(np.abs(blocks) * enc[:, None], E2M1)
+        decoded = (E2M1.values[trial] * scale[:, None]).astype(np.float64)
+        error = np.zeros(len(blocks))
+        for column in range(BLOCK):  # in the order of the kernel: sums of floats depend on it
+            error += np.square(np.abs(blocks[:, column]).astype(np.float64) - decoded[:, column])
+        better = error < best_error
+        best_error[better], scales[better], codes[better] = error[better], byte[better], trial[better]
+    codes[scales == 0] = 0
+    signs = np.where(np.signbit(blocks) & (scales != 0)[:, None], NEGATIVE_ZERO_CODE, 0).astype(np.uint8)
+    return reference.pack_codes((codes | signs).reshape(x.shape)), scales.reshape(x.shape[0], -1)
+
+
+@pytest.mark.parametrize("method", sorted(CANDIDATES))
+def test_search_finds_what_brute_force_finds(method):
+    x = weights(shape=(96, 256))
+    x[5, 16:32] = 0
+    x[6, :16] = [-0.0] * 15 + [1e-30]
+    q = quantize_matrix(x, Method(method))
+    data, scales = brute_force(x, q.global_scale[0], CANDIDATES[method])
+    assert np.array_equal(q.scales, scales)
+    assert np.array_equal(q.data, data)
 
 
 def test_four_over_six_makes_the_largest_magnitude_a_four_or_a_six():

@@ -261,3 +261,8 @@ def test_module_runs_as_a_command(quantized):
 def test_commands_are_not_imported_by_the_package():
     code = "import sys, fp4rt, fp4rt.checkpoint; assert not {'typer', 'rich', 'matplotlib', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_looking_at_a_file_needs_no_compiler(quantized):
+    code = "import sys; from fp4rt.cli import run; run(['verify', sys.argv[1]]); assert 'numba' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, str(quantized)], cwd=ROOT, check=True)
