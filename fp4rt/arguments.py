@@ -44,7 +44,10 @@ def check_matrix(
     function: str, view: ArrayView, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES
 ) -> tuple[int, int]:
     """(m, n) of a two-dimensional array of one of ``dtypes``."""
-    shape = check_matrix_shape(view.shape, f"{function} needs {name}")
+    shape = view.shape
+    if len(shape) == 2 and shape[1] > 0 and view.dtype in dtypes:  # the errors take longer to write than to rule out
+        return shape[0], shape[1]
+    shape = check_matrix_shape(shape, f"{function} needs {name}")
     if view.dtype not in dtypes:
         raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {view.dtype}; cast it yourself")
     return shape
@@ -72,7 +75,7 @@ def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedV
 
 def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float:
     """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
-    if isinstance(value, numbers.Real):
+    if not hasattr(value, "__dlpack__") and isinstance(value, numbers.Real):  # the second question is the dearer one
         with np.errstate(over="ignore"):
             return float(np.float32(value))
     view = interop.view(value, name, stream)

@@ -136,7 +136,7 @@ class QuantizedTensor:
     def views(self, stream: Any = None) -> QuantizedViews:
         """The arrays as backends take them; the same object again as long as nothing about them has changed."""
         known = self._views
-        if known is not None and interop.reusable(known[:3], stream):
+        if known is not None and interop.unchanged(known[:3], stream):
             return known
         views = QuantizedViews(
             interop.view(self.data, "data", stream),
@@ -146,8 +146,7 @@ class QuantizedTensor:
             get_layout(self.layout),
             self.padded_n,
         )
-        if interop.reusable(views[:3], stream):  # no other stream was waited for: the views say nothing of one
-            _set(self, "_views", views)
+        _set(self, "_views", views if interop.lasting(views[:3]) else None)
         return views
 
     def writable_views(self, stream: Any, check: Callable[[QuantizedViews], None]) -> QuantizedViews:

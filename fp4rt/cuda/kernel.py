@@ -20,7 +20,7 @@ from fp4rt.cuda.cache import cached_compile
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
 
-__all__ = ["Kernel", "device_attribute", "device_capability", "device_target", "get_kernel"]
+__all__ = ["CurrentDevice", "Kernel", "device_attribute", "device_capability", "device_target", "get_kernel"]
 
 # CUdevice_attribute and CUfunction_attribute values of the driver API
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -63,7 +63,7 @@ def device_target(device: int) -> Target:
     return choose_target(device_capability(device), supported_archs(), nvrtc_version())
 
 
-class _CurrentDevice:
+class CurrentDevice:
     """Makes ``device`` the thread's current one for a ``with`` block, and restores the one before."""
 
     __slots__ = ("_before", "_device")
@@ -81,17 +81,26 @@ class _CurrentDevice:
             _cuda()[1].setDevice(self._before)
 
 
+class _Thread(threading.local):
+    """The devices whose context this thread has had; a thread begins without any."""
+
+    def __init__(self) -> None:
+        self.devices: set[int] = set()
+
+
+_thread = _Thread()
+
+
 class Kernel:
     """One entry of one module on one device. Thread-safe: nothing in it changes after construction."""
 
-    __slots__ = ("_entered", "_get_device", "_launch", "_module", "device", "function", "name", "shared_bytes")
+    __slots__ = ("_get_device", "_launch", "_module", "device", "function", "name", "shared_bytes")
 
     def __init__(self, image: bytes, entry: str, name: str, device: int, shared_bytes: int) -> None:
         driver, runtime, module_type = _cuda()
         self.name, self.device, self.shared_bytes = name, device, shared_bytes
         self._launch, self._get_device = driver.launchKernel, runtime.getDevice
-        self._entered = threading.local()  # has .yes in a thread that has a context
-        with _CurrentDevice(device):
+        with CurrentDevice(device):
             try:
                 self._module = module_type()
                 self._module.load(image)
@@ -116,16 +125,14 @@ class Kernel:
             BackendUnavailable: the driver refused the launch, or an earlier kernel left an error.
         """
         params = _OneArgument(args if type(args) is bytes else bytes(args))
-        if self._get_device() == self.device and getattr(self._entered, "yes", False):
-            self._call(grid, block, params, stream)
-        else:
-            with _CurrentDevice(self.device):
-                self._entered.yes = True
-                self._call(grid, block, params, stream)
-
-    def _call(self, grid: Extent, block: Extent, params: Any, stream: int) -> None:
+        call = (self.function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
         try:
-            self._launch(self.function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
+            if self._get_device() == self.device and self.device in _thread.devices:
+                self._launch(*call)
+            else:
+                with CurrentDevice(self.device):
+                    _thread.devices.add(self.device)
+                    self._launch(*call)
         except Exception as error:
             raise BackendUnavailable(
                 f"launch of {self.name} on cuda:{self.device} failed: {error} "

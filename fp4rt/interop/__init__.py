@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fp4rt.device import CPU, Device
 from fp4rt.interop.arrays import ArrayView, dense_strides, same_device
-from fp4rt.interop.readers import reusable, view
+from fp4rt.interop.readers import lasting, unchanged, view
 from fp4rt.interop.results import as_uint8, from_device, from_host
 from fp4rt.interop.streams import hold, hold_foreign, order, stream_handle
 
@@ -24,9 +24,10 @@ __all__ = [
     "from_host",
     "hold",
     "hold_foreign",
+    "lasting",
     "order",
-    "reusable",
     "same_device",
     "stream_handle",
+    "unchanged",
     "view",
 ]

@@ -41,6 +41,7 @@ def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
+@lru_cache(maxsize=4096)  # programs have few shapes, and a call sees several arrays
 def _element_strides(byte_strides: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
     for stride in byte_strides:
         if stride % size:
@@ -107,10 +108,15 @@ def _jax_reader(x: Any, name: str, stream: Any) -> ArrayView:
     return view
 
 
+@lru_cache(maxsize=64)
+def _cuda_device(index: int) -> Device:
+    return Device("cuda", index)
+
+
 def _cupy_reader(x: Any, name: str, stream: Any) -> ArrayView:
     strides = _element_strides(x.strides, x.itemsize, name)
     memory = x.data
-    device = Device("cuda", memory.device_id)
+    device = _cuda_device(memory.device_id)
     view = ArrayView(x, "cupy", device, _numpy_dtype_name(x.dtype), x.shape, strides, memory.ptr, False, name)
     if stream is not None:
         _wait_for_library(view, stream)
@@ -130,20 +136,26 @@ def _wait_for_library(view: ArrayView, stream: Any) -> None:
         view.foreign = ArrayView.any_foreign = True
 
 
-def reusable(views: tuple[ArrayView, ...], stream: Any) -> bool:
-    """Whether views that were taken without a stream serve a call on ``stream`` as they are.
+def lasting(views: tuple[ArrayView, ...]) -> bool:
+    """Whether views taken without a stream may serve later calls, each of them after :func:`unchanged`.
 
-    So it is where all of them see memory of torch or of CuPy that has not moved, and ``stream`` is that library's
-    current one (or None): then there is nothing to wait for. A library that speaks DLPack must be asked each time;
-    a NumPy array may have become read-only.
+    So it is for memory of torch or of CuPy. A library that speaks DLPack must be asked each time; a NumPy array may
+    become read-only.
+    """
+    library = views[0].library
+    return library in ("torch", "cupy") and all(view.library == library and not view.foreign for view in views)
+
+
+def unchanged(views: tuple[ArrayView, ...], stream: Any) -> bool:
+    """Whether :func:`lasting` views serve a call on ``stream`` as they are.
+
+    Their memory has not moved, and ``stream`` is their library's current one (or None): there is nothing to wait for.
     """
     first = views[0]
-    library = first.library
-    if library not in ("torch", "cupy"):
-        return False
-    for view in views:
-        if view.library != library or (library == "torch" and view.owner.data_ptr() != view.pointer):
-            return False
+    if first.library == "torch":
+        for view in views:
+            if view.owner.data_ptr() != view.pointer:
+                return False
     return stream is None or stream == streams.stream_handle(None, first)
 
 

@@ -58,7 +58,7 @@ def _current_stream(library: str, index: int) -> int:
         return int(raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream)
     if library in ("cupy", "dlpack"):  # results of "dlpack" are CuPy's
         cupy = sys.modules.get("cupy")
-        return LEGACY_DEFAULT if cupy is None else int(cupy.cuda.get_current_stream(index).ptr)
+        return LEGACY_DEFAULT if cupy is None else cupy.cuda.get_current_stream(index).ptr
     return LEGACY_DEFAULT
 
 

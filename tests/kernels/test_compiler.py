@@ -249,6 +249,7 @@ def fake(monkeypatch):
     monkeypatch.setattr(kernel, "_cuda", lambda: (driver, runtime, FakeModule))
     monkeypatch.setattr(kernel, "_kernels", {})
     monkeypatch.setattr(kernel, "_building", {})
+    monkeypatch.setattr(kernel, "_thread", kernel._Thread())
     for cached in (kernel.device_attribute, kernel.device_target):
         cached.cache_clear()
     FakeModule.loads = 0
