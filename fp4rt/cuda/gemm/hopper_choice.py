@@ -1,20 +1,35 @@
-"""The Hopper kernels' tile for a product."""
+"""The Hopper kernels' tile for a product: measured where it was measured, estimated elsewhere.
+
+An estimate counts cycles of one multiprocessor: ``max(reading weights, products + decoding)`` a chunk of 64 columns,
+times chunks, times waves of blocks. Products and decoding add up, because both need the registers' bandwidth.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 
 from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, HopperTile, PrefillTile, SmallTile
+from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_MULTIPROCESSORS
 from fp4rt.cuda.kernel_spec import KernelSpec
-from fp4rt.errors import BackendUnavailable
-from fp4rt.layout import ceil_div
-from fp4rt.prepacked import TILE_ROWS
+from fp4rt.errors import BackendUnavailable, ShapeError
+from fp4rt.layout import ceil_div, round_up
+from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
 __all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "hopper_specs"]
 
 DECODE_TOKENS = 16
 SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
+_CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
+
+# Cycles, measured on an H200 at its usual clocks
+_FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
+_MOST_BYTES = 40.0  # and while few do
+_DECODE_CYCLES = 93  # a warp decodes one row tile's chunk, loads and descriptors included
+_LAUNCH_CYCLES = 8000
+_TILE_CYCLES = 3000  # first loads and results of a prefill tile
+_MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
 
 
 def choose_hopper(
@@ -25,63 +40,108 @@ def choose_hopper(
     Raises:
         BackendUnavailable: the kernel asked for takes fewer tokens.
     """
-    name = kernel or ("decode" if m <= DECODE_TOKENS else "small" if m <= SMALL_TOKENS else "prefill")
-    most = {"decode": DECODE_TOKENS, "small": SMALL_TOKENS}.get(name)
+    most = {"decode": DECODE_TOKENS, "small": SMALL_TOKENS}.get(kernel or "")
     if most is not None and m > most:
-        raise BackendUnavailable(f"the {name} kernel takes at most {most} tokens, got m = {m}; use the prefill kernel")
-    row_tiles = min(_MAX_ROW_TILES, ceil_div(ceil_div(n, TILE_ROWS), multiprocessors))
-    why = f"{row_tiles * TILE_ROWS} rows a block spread n = {n} over {multiprocessors} multiprocessors"
-    if name == "decode":
-        return _decode(m, row_tiles), 1, why
-    if name == "small":
-        return _small(m, row_tiles), 1, why
-    tokens = 128 if m <= 256 else 256
-    tile = PrefillTile(tokens, 1, 8, 6 if tokens == 128 else 4, 3 if tokens == 128 else 2, 8)
-    return tile, 1, f"m = {m} tokens keep the tensor cores busy"
+        raise BackendUnavailable(
+            f"the {kernel} kernel takes at most {most} tokens, got m = {m}; use the prefill kernel"
+        )
+    if kernel is None and multiprocessors == MEASURED_MULTIPROCESSORS:
+        for largest_m, tile, splits in MEASURED.get((n, k), ()):
+            if m <= largest_m:
+                return tile, splits, f"measured fastest for n = {n}, k = {k} up to m = {largest_m}"
+    tile = _estimated(m, n, k, multiprocessors, kernel)
+    return tile, 1, f"estimated fastest for m = {m}, n = {n}, k = {k} on {multiprocessors} multiprocessors"
 
 
-def _decode(m: int, row_tiles: int) -> DecodeTile:
+@lru_cache(maxsize=4096)
+def _estimated(m: int, n: int, k: int, multiprocessors: int, kernel: str | None) -> HopperTile:
+    if kernel == "decode" or (kernel is None and m <= DECODE_TOKENS):
+        return _decode(m, n, multiprocessors)
+    candidates: list[HopperTile] = []
+    if kernel == "small" or (kernel is None and m <= SMALL_TOKENS):
+        candidates += _small_tiles(m)
+    if kernel == "prefill" or (kernel is None and m > SMALL_TOKENS // 2):
+        candidates += _prefill_tiles(m)
+    candidates = [tile for tile in candidates if tile.max_splits(k) >= 1]
+    return min(candidates, key=lambda tile: estimate(tile, m, n, k, multiprocessors))
+
+
+def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
+    """Cycles of a small or prefill tile for a product."""
+    assert not isinstance(tile, DecodeTile)
+    tokens = tile.tokens if isinstance(tile, PrefillTile) else tile.max_tokens
+    row_blocks = ceil_div(tile.row_tiles, 4)  # of 64
+    tiles = ceil_div(m, tokens) * ceil_div(ceil_div(n, TILE_ROWS), tile.row_tiles)
+    blocks = tiles * tile.k_cluster
+    busy = min(blocks, multiprocessors)
+    chunks = ceil_div(k, CHUNK_COLUMNS) / tile.k_cluster
+    reading = tile.row_tiles * _CHUNK_BYTES / min(_MOST_BYTES, _FAIR_BYTES * multiprocessors / busy)
+    working = row_blocks * (tokens * 4 / 2 + _DECODE_CYCLES)
+    overhead = _TILE_CYCLES + (_MEETING_CYCLES if tile.k_cluster > 1 else 0)
+    return _LAUNCH_CYCLES + ceil_div(blocks, multiprocessors) * (chunks * max(reading, working) + overhead)
+
+
+def _decode(m: int, n: int, multiprocessors: int) -> DecodeTile:
+    """Row tiles a block so that the last wave is full; some 100 KB of weights under way."""
+    rows = ceil_div(n, TILE_ROWS)
+    row_tiles = min(range(_MAX_ROW_TILES, 0, -1), key=lambda r: ceil_div(ceil_div(rows, r), multiprocessors) * r)
+    k_warps = max(w for w in (1, 2, 4, 8) if w * row_tiles <= 16)
+    stage_groups = 4 if row_tiles <= 4 else 2 if row_tiles <= 8 else 1
+    wanted = max(2, min(8, round(110_000 / (stage_groups * row_tiles * TILE_BYTES))))
+    tiles = (
+        DecodeTile(ceil_div(m, 8), row_tiles, stage_groups, stages, row_tiles, k_warps, 1)
+        for stages in range(wanted, 1, -1)
+    )
+    return next(tile for tile in tiles if tile.plan.nbytes <= MAX_SHARED_BYTES)
+
+
+def _small_tiles(m: int) -> list[HopperTile]:
+    """Every division of the work, each with as many stages as fit."""
     tokens = ceil_div(m, 8)
-    row_warps = min(8, 1 << (row_tiles - 1).bit_length())
-    for stages in (4, 3, 2):
-        tile = DecodeTile(
-            token_tiles=tokens,
-            row_tiles=row_tiles,
-            stage_groups=4 if row_tiles <= 4 else 2,
-            stages=stages,
-            row_warps=row_warps,
-            k_warps=16 // row_warps,
-            warp_tiles=ceil_div(row_tiles, row_warps),
-        )
-        if tile.plan.nbytes <= MAX_SHARED_BYTES:
-            break
-    return tile
+    found: list[HopperTile] = []
+    # row tiles, row groups, k groups, row blocks, fragments
+    for row_tiles, row_groups, k_groups, row_blocks, fragments in (
+        (4, 1, 2, 1, 4),
+        (8, 2, 1, 1, 4),
+        (12, 4, 1, 1, 2),
+        (14, 2, 1, 2, 2),
+        (16, 2, 1, 2, 2),
+    ):
+        for k_cluster in (1, 2):
+            fitting = [
+                tile
+                for stages in range(2, 7)
+                if (tile := _small(tokens, row_tiles, stages, row_groups, k_groups, row_blocks, fragments, k_cluster))
+            ]
+            found += fitting[-1:]
+    return found
 
 
-def _small(m: int, row_tiles: int) -> SmallTile:
-    row_groups = 1 if row_tiles <= 4 else 2 if row_tiles <= 8 else 4
-    k_groups = 4 // row_groups
-    for stages in (4, 3, 2):
-        tile = SmallTile(
-            token_tiles=ceil_div(m, 8),
-            row_tiles=row_tiles,
-            stage_groups=1,
-            activation_stages=stages,
-            stages=stages,
-            row_groups=row_groups,
-            k_groups=k_groups if m <= 64 else 1,
-            row_blocks=1,
-            fragments=2,
-        )
-        if tile.plan.nbytes <= MAX_SHARED_BYTES:
-            break
-    return tile
+def _small(tokens: int, row_tiles: int, stages: int, *division: int) -> SmallTile | None:
+    try:
+        tile = SmallTile(tokens, row_tiles, 1, stages, *division)
+    except ShapeError:
+        return None
+    return tile if tile.plan.nbytes <= MAX_SHARED_BYTES else None
+
+
+def _prefill_tiles(m: int) -> list[HopperTile]:
+    widths = {t for t in (64, 96, 128, 192, 256) if t <= max(64, m)} | {min(256, round_up(m, 16))}
+    found: list[HopperTile] = []
+    for tokens in widths:
+        out_tokens = next(t for t in (64, 48, 32, 16) if tokens % t == 0)
+        for k_cluster in (1, 2):
+            depth = (8, 3) if tokens <= 128 else (4, 2)
+            found.append(PrefillTile(tokens, 1, 8, *depth, 8, out_tokens=out_tokens, k_cluster=k_cluster))
+            if tokens <= 128:
+                found.append(PrefillTile(tokens, 2, 16, 6, 2, 8, out_tokens=out_tokens, k_cluster=k_cluster))
+    return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 
 def hopper_specs() -> Iterator[KernelSpec]:
     """Compilations of the tiles of usual sizes, for both activation types."""
-    sizes = ((28672, 8192), (8192, 8192), (8192, 28672), (4096, 4096))
-    for n, k in sizes:
-        for m in (1, 16, 32, 64, 128, 256, 1024):
-            for a_type in ("float16", "bfloat16"):
-                yield choose_hopper(m, n, k, 132)[0].spec(a_type)
+    tiles = {tile for rows in MEASURED.values() for _, tile, _ in rows}
+    tiles |= {choose_hopper(m, 5120, 5120, 132)[0] for m in (1, 32, 512)}
+    for tile in sorted(tiles, key=str):
+        for a_type in ("float16", "bfloat16"):
+            yield tile.spec(a_type)
