@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from fp4rt.cuda.kernel_spec import KernelSpec
 
-__all__ = ["MAX_GRID", "Launch", "divider_magic", "widest_access"]
+__all__ = ["MAX_GRID", "MAX_GRID_Y", "Launch", "divider_magic", "widest_access"]
 
-MAX_GRID = 2**31 - 1  # blocks along x; y and z stop at 65,535 and are not used
+MAX_GRID = 2**31 - 1  # blocks along x
+MAX_GRID_Y = 65535
 
 
 class Launch(NamedTuple):
     """One launch but for its addresses: ``constants`` are the argument struct's members after the pointers."""
 
     spec: KernelSpec
-    blocks: int
+    grid: tuple[int, int, int]
     threads: int
     constants: tuple[int, ...]
 

@@ -4,6 +4,7 @@ byte of data and scales, padding included, against the specification."""
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def run(build):
         options = [f"-D{name}={value}" for name, value in spec.defines]
         options += [f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}", f"-DARGUMENTS={NAMES[spec.entry]}"]
         library = build("kernel.cpp", "-O1", *options)
-        library.run(launch.blocks, launch.threads, ctypes.c_char_p(args))
+        library.run(*launch.grid, launch.threads, ctypes.c_char_p(args))
 
     return run
 
@@ -87,11 +88,11 @@ def check_quantize(run, bits, dtype, layout, padded_n, gs=1.7, backwards=False, 
     data = Poisoned(m * padded_n // 2, misalignments[0])
     scales = Poisoned(layout.nbytes(m, block_columns(padded_n)), misalignments[1])
     given, kept = np.array([gs], np.float32), Poisoned(4)
-    lies = (*view.strides, view.pointer % 16, data.pointer % 16)
+    lies = (*view.strides, view.pointer % 16, data.pointer % 16, scales.pointer % 16)
     launch = choose_quantize(layout, padded_n, m, n, *lies, dtype, backwards)
     if expect is not None:
         assert launch.spec.entry == expect
-    structs = {"quantize": quantize.LARGE_ARGUMENTS, "quantize_any": quantize.ANY_ARGUMENTS}
+    structs = {"quantize": quantize.ALIGNED_ARGUMENTS, "quantize_any": quantize.ANY_ARGUMENTS}
     addresses = (view.pointer, data.pointer, scales.pointer, given.ctypes.data, kept.pointer)
     run(launch, structs[launch.spec.entry].pack(*addresses, *launch.constants, 0.0))
     values = reference.widen(np.ascontiguousarray(bits), dtype)
@@ -115,28 +116,48 @@ SHAPES = [
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_any_matrix_gets_every_byte(run, dtype, layout):
+def test_a_matrix_that_is_not_aligned_gets_every_byte(run, dtype, layout):
     rng = np.random.default_rng(1)
     for m, n, padded_n in SHAPES:
-        check_quantize(run, random_bits(rng, m, n, dtype), dtype, layout, padded_n, expect="quantize_any")
+        bits = aligned_copy(random_bits(rng, m, n, dtype), 8)
+        check_quantize(run, bits, dtype, layout, padded_n, expect="quantize_any")
+
+
+ALIGNED_SHAPES = [(1, 16, 16), (129, 112, 128), (300, 2064, 2064), (77, 48, 1040), (257, 528, 544), (8, 1024, 1024)]
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_large_matrix_gets_every_byte(run, monkeypatch, dtype, layout):
-    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1)
+def test_an_aligned_matrix_gets_every_byte(run, monkeypatch, dtype, layout):
     rng = np.random.default_rng(2)
-    for m, n, padded_n in [(1, 16, 16), (129, 112, 128), (300, 2064, 2064), (77, 48, 1040), (257, 528, 544)]:
-        bits = random_bits(rng, m, n, dtype)
-        check_quantize(run, bits, dtype, layout, padded_n, expect="quantize")
-    check_quantize(run, bits, dtype, layout, padded_n, backwards=True, expect="quantize")
+    for few_ctas in (1, 1 << 40):  # two blocks a lane, and one
+        monkeypatch.setattr(quantize, "FEW_CTAS", few_ctas)
+        for m, n, padded_n in ALIGNED_SHAPES:
+            bits = random_bits(rng, m, n, dtype)
+            check_quantize(run, bits, dtype, layout, padded_n, expect="quantize")
+        check_quantize(run, bits, dtype, layout, padded_n, backwards=True, expect="quantize")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_grid_that_is_higher_than_the_device_allows_goes_on_in_depth(run, monkeypatch, layout):
+    monkeypatch.setattr(quantize, "MAX_GRID_Y", 5)
+    bits = random_bits(np.random.default_rng(9), 300, 64, "float16")
+    monkeypatch.setattr(quantize, "_aligned_spec", with_define(quantize._aligned_spec, "STRIPS_ALONG_Y", 5))
+    check_quantize(run, bits, "float16", layout, 64, expect="quantize")
+
+
+def with_define(spec, name, value):
+    def changed(*args):
+        found = spec(*args)
+        return dataclasses.replace(found, defines=(*found.defines, (name, value)))
+
+    return changed
 
 
 @pytest.mark.parametrize("global_scale", [1e-45, 1e-38, 2e-31, 2e30, 3.4028235e38])
-@pytest.mark.parametrize("large", [False, True])
-def test_extreme_global_scales_go_their_own_way(run, monkeypatch, global_scale, large):
-    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1 if large else 1 << 40)
-    every = np.arange(65536, dtype=np.uint16).reshape(128, 512)
+@pytest.mark.parametrize("misalignment", [0, 8])
+def test_extreme_global_scales_go_their_own_way(run, global_scale, misalignment):
+    every = aligned_copy(np.arange(65536, dtype=np.uint16).reshape(128, 512), misalignment)
     check_quantize(run, every, "bfloat16", LAYOUTS["128x4"], 528, gs=global_scale)
 
 
@@ -152,8 +173,7 @@ def test_views_of_any_strides_and_alignment_equal_their_copies(run):
 
 
 @pytest.mark.parametrize("offset", [1, 3, 4, 7, 8, 15])
-def test_results_at_odd_addresses_are_whole_and_alone(run, monkeypatch, offset):
-    monkeypatch.setattr(quantize, "LARGE_BLOCKS", 1)
+def test_results_at_odd_addresses_are_whole_and_alone(run, offset):
     bits = random_bits(np.random.default_rng(4), 33, 64, "float16")
     for layout in LAYOUTS.values():
         check_quantize(run, bits, "float16", layout, 80, misalignments=(offset, 15 - offset))

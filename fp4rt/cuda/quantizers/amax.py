@@ -64,7 +64,7 @@ def choose_amax(
     blocks = min(ceil_div(work, THREADS), multiprocessors * CTAS_PER_SM)
     magics = divider_magic(max(pieces, 1)), divider_magic(max(rest, 1))
     constants = (row_stride, column_stride, rows, n, head, pieces, magics[0], rest, magics[1])
-    return Launch(_spec(dtype), blocks, THREADS, constants)
+    return Launch(_spec(dtype), (blocks, 1, 1), THREADS, constants)
 
 
 @lru_cache(maxsize=4096)
@@ -98,7 +98,7 @@ def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
     device = x.device.index
     kernel, launch = _prepared(device, m, n, *x.strides, x.pointer % PIECE_BYTES, x.dtype)
     args = ARGUMENTS.pack(x.pointer, to, *launch.constants, _slot(device, stream))
-    kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+    kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
 
 
 def global_scale(x: ArrayView, stream: int) -> Any:

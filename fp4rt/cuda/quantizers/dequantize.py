@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["choose_dequantize", "dequantize", "kernel_specs"]
 
 ARGUMENTS = argument_struct("kernels/dequantize_arguments.cuh", "DequantizeArguments")
-THREADS, PIECES_PER_THREAD = 128, 4
+THREADS, PIECES_PER_THREAD = 128, 2
 PIECE_BYTES = 16  # of results
 MAX_WHOLE_COLUMNS = 1 << 28  # 32-bit offsets along a row: a column of 16 elements has up to 128 bytes of scales
 
@@ -58,7 +58,8 @@ def choose_dequantize(
         *(m, n, data_shape(m, padded_n)[1], ceil_div(block_columns(padded_n), layout.tile_columns)),
         *(divider_magic(chunks), pieces, chunks, threads_log2, layout.index, access, int(whole)),
     )
-    return Launch(_spec(dtype), ceil_div(rows, THREADS >> threads_log2) * chunks, THREADS, constants)
+    blocks = ceil_div(rows, THREADS >> threads_log2) * chunks
+    return Launch(_spec(dtype), (blocks, 1, 1), THREADS, constants)
 
 
 @lru_cache(maxsize=4096)
@@ -76,5 +77,5 @@ def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int
     if m > 0:
         kernel, launch = _prepared(device.index, q.layout.name, *(m, n, q.padded_n, dtype, q.data.pointer % 16, y % 16))
         args = ARGUMENTS.pack(q.data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants)
-        kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+        kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
     return None if buffer is None else result(buffer, q.shape, dtype, q.data.library)

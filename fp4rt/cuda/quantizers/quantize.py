@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
-from fp4rt.cuda.launch import MAX_GRID, Launch, divider_magic, widest_access
+from fp4rt.cuda.launch import MAX_GRID, MAX_GRID_Y, Launch, divider_magic, widest_access
 from fp4rt.cuda.quantizers.amax import write_global_scale
 from fp4rt.cuda.results import copy_bytes, fill_float, new_memory, result
 from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
-from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape, round_up
 from fp4rt.pool import data_tag, scale_tag
 from fp4rt.tensor import QuantizedTensor
 
@@ -26,24 +26,26 @@ if TYPE_CHECKING:
 __all__ = ["choose_quantize", "kernel_specs", "quantize"]
 
 WARP = 32
-# quantize.cu: blocks in flight a lane and CTAs on a multiprocessor hide the latency of memory; see bench/.
-LARGE_THREADS, LARGE_CTAS_PER_SM = 128, 6
-BLOCKS_PER_LANE = {"float16": 4, "bfloat16": 4, "float32": 2}
-ANY_THREADS = 128
-LARGE_BLOCKS = 1 << 16  # with fewer blocks than these, one block a lane spreads the work better
-MAX_ROWS = MAX_WARPS = 1 << 31  # 32-bit indices of quantize.cu
+# quantize.cu. Two blocks a lane and six CTAs on a multiprocessor keep enough loads on their way, in 40 registers; where
+# there are too few CTAs to go round, one block a lane makes more of them. An fp32 block is as large as two others.
+ALIGNED_ROWS = 8
+ALIGNED_THREADS = ALIGNED_ROWS * WARP
+CTAS_PER_SM = {1: 8, 2: 6}  # by blocks per lane; fp32 takes 6 either way
+FEW_CTAS = 1024
+MAX_ROWS = 1 << 31  # 32-bit indices of quantize.cu
 
-LARGE_ARGUMENTS = argument_struct("kernels/quantize_arguments.cuh", "QuantizeArguments")
+ANY_THREADS = 128
+
+ALIGNED_ARGUMENTS = argument_struct("kernels/quantize_arguments.cuh", "QuantizeArguments")
 ANY_ARGUMENTS = argument_struct("kernels/quantize_any_arguments.cuh", "QuantizeAnyArguments")
 
 
-def _large_spec(dtype: str, layout: ScaleLayout) -> KernelSpec:
+def _aligned_spec(dtype: str, layout: ScaleLayout, blocks_per_lane: int) -> KernelSpec:
     defines = (
-        ("BLOCKS_PER_LANE", BLOCKS_PER_LANE[dtype]),
-        ("CTAS_PER_SM", LARGE_CTAS_PER_SM),
+        ("BLOCKS_PER_LANE", blocks_per_lane),
+        ("CTAS_PER_SM", 6 if dtype == "float32" else CTAS_PER_SM[blocks_per_lane]),
         ("INPUT", INPUT_DTYPES.index(dtype)),
         ("LAYOUT", layout.index),
-        ("THREADS", LARGE_THREADS),
     )
     return KernelSpec("kernels/quantize.cu", "quantize", defines)
 
@@ -58,7 +60,9 @@ def kernel_specs() -> Iterator[KernelSpec]:
     for dtype in INPUT_DTYPES:
         yield _any_spec(dtype)
         for layout in LAYOUTS.values():
-            yield _large_spec(dtype, layout)
+            yield _aligned_spec(dtype, layout, 1)
+            if dtype != "float32":
+                yield _aligned_spec(dtype, layout, 2)
 
 
 def choose_quantize(
@@ -70,6 +74,7 @@ def choose_quantize(
     column_stride: int,
     x_misalignment: int,
     data_misalignment: int,
+    scale_misalignment: int,
     dtype: str,
     backwards: bool,
 ) -> Launch:
@@ -79,40 +84,36 @@ def choose_quantize(
     columns = block_columns(padded_n)
     across = ceil_div(columns, layout.tile_columns)
     access = widest_access(x_misalignment, row_stride) if column_stride == itemsize(dtype) else 0
-    aligned = access == 16 and n % BLOCK == 0 and data_misalignment % 8 == 0
-    if aligned and m * columns >= LARGE_BLOCKS:
-        launch = _choose_large(m, n, row_stride, dtype, layout, columns, across, backwards)
-        if launch is not None:
-            return launch
+    data_aligned = data_misalignment % 8 == 0
+    aligned = access == 16 and n % BLOCK == 0 and data_aligned and not (layout.tiled and scale_misalignment)
+    if aligned and m < MAX_ROWS and columns < MAX_ROWS:
+        return _choose_aligned(m, n, row_stride, dtype, layout, columns, across, backwards)
     count = layout.nbytes(m, columns)
     constants = (
         *(row_stride, column_stride, m, n, columns, across, divider_magic(across), count),
-        *(layout.index, access, int(data_misalignment % 8 == 0), int(backwards)),
+        *(layout.index, access, int(data_aligned), int(backwards)),
     )
-    return Launch(_any_spec(dtype), min(ceil_div(count, ANY_THREADS), MAX_GRID), ANY_THREADS, constants)
+    blocks = min(ceil_div(count, ANY_THREADS), MAX_GRID)
+    return Launch(_any_spec(dtype), (blocks, 1, 1), ANY_THREADS, constants)
 
 
-def _choose_large(
+def _choose_aligned(
     m: int, n: int, row_stride: int, dtype: str, layout: ScaleLayout, columns: int, across: int, backwards: bool
-) -> Launch | None:
-    per_lane = BLOCKS_PER_LANE[dtype]
-    pieces = max(1, layout.tile_bytes // WARP)
-    groups = ceil_div(across, per_lane if layout.tiled else per_lane * WARP)
-    warps = ceil_div(m, layout.tile_rows) * groups * pieces
-    if m >= MAX_ROWS or columns >= MAX_ROWS or warps >= MAX_WARPS:
-        return None
-    constants = (
-        *(row_stride, divider_magic(groups), m, n // BLOCK, columns, across, groups, warps),
-        int(backwards),
-    )
-    blocks = ceil_div(warps, LARGE_THREADS // WARP)
-    return Launch(_large_spec(dtype, layout), blocks, LARGE_THREADS, constants)
+) -> Launch:
+    strips = ceil_div(round_up(m, layout.tile_rows), ALIGNED_ROWS)
+    covered = across * layout.tile_columns if layout.tiled else columns
+    per_lane = 1
+    if dtype != "float32" and ceil_div(covered, 2 * WARP) * strips >= FEW_CTAS:
+        per_lane = 2
+    grid = ceil_div(covered, per_lane * WARP), min(strips, MAX_GRID_Y), ceil_div(strips, MAX_GRID_Y)
+    constants = (row_stride, m, n // BLOCK, columns, across, strips, int(backwards))
+    return Launch(_aligned_spec(dtype, layout, per_lane), grid, ALIGNED_THREADS, constants)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, Any]:
     launch = choose_quantize(LAYOUTS[layout], *problem)
-    arguments = LARGE_ARGUMENTS if launch.spec.entry == "quantize" else ANY_ARGUMENTS
+    arguments = ALIGNED_ARGUMENTS if launch.spec.entry == "quantize" else ANY_ARGUMENTS
     return launch.spec.on(device), launch, arguments.pack
 
 
@@ -141,10 +142,11 @@ def _write(
         address = global_scale.pointer
     backwards = global_scale is None  # amax has just read x from its start to its end
     kernel, launch, pack = _prepared(
-        *(x.device.index, layout.name, padded_n, m, n, *x.strides, x.pointer % 16, data % 16, x.dtype, backwards)
+        *(x.device.index, layout.name, padded_n, m, n, *x.strides, x.pointer % 16, data % 16, scales % 16),
+        *(x.dtype, backwards),
     )
     args = pack(x.pointer, data, scales, address, kept, *launch.constants, value)
-    kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+    kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
 
 
 def _without_rows(global_scale: ArrayView | float | None, kept: int, x: ArrayView, stream: int) -> None:

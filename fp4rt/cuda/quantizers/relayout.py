@@ -42,7 +42,8 @@ def choose_relayout(
         *(m, ceil_div(n, BLOCK), *across, divider_magic(across[1]), nbytes),
         *(source.index, target.index, int(to_misalignment == 0)),
     )
-    return Launch(_spec(), min(ceil_div(nbytes, THREADS * BYTES_PER_THREAD), MAX_GRID), THREADS, constants)
+    blocks = min(ceil_div(nbytes, THREADS * BYTES_PER_THREAD), MAX_GRID)
+    return Launch(_spec(), (blocks, 1, 1), THREADS, constants)
 
 
 def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None, stream: int) -> Any:
@@ -62,7 +63,7 @@ def relayout(q: QuantizedViews, layout: ScaleLayout, out: QuantizedViews | None,
         launch = choose_relayout(m, n, q.padded_n, q.layout, layout, scales % 4)
         args = ARGUMENTS.pack(q.scales.pointer, scales, *launch.constants)
         kernel = launch.spec.on(device.index)
-        kernel.launch((launch.blocks, 1, 1), (launch.threads, 1, 1), args, stream)
+        kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
     if buffer is None:
         return None
     return result(buffer, shape, "uint8", library)

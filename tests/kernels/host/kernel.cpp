@@ -2,6 +2,6 @@
 #include "grid.h"
 #include SOURCE
 
-extern "C" void run(u32 blocks, u32 threads, const ARGUMENTS* arguments) {
-    run_grid(ENTRY, *arguments, blocks, threads);
+extern "C" void run(u32 x, u32 y, u32 z, u32 threads, const ARGUMENTS* arguments) {
+    run_grid(ENTRY, *arguments, {x, y, z}, threads);
 }
