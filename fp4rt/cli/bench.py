@@ -16,7 +16,7 @@ from fp4rt.cli.console import fail, failing
 __all__ = ["bench"]
 
 # Modules of bench/ that measure nothing by themselves.
-SUPPORT = ("rows", "make_tables")
+SUPPORT = ("checkpoint_model", "device_time", "make_tables", "rows")
 
 
 @failing

@@ -209,15 +209,21 @@ def wait_for_output(process, target, deadline=60.0):
 
 
 def test_killed_at_random_moments_a_run_is_finished_with_the_same_bytes(model, quantized, tmp_path, read_tree):
-    """The run is killed as soon as it writes plus a random while; FP4RT_TEST_KILLS says how often."""
+    """Killed at a random moment between its first write and its end; FP4RT_TEST_KILLS says how often."""
     wanted = read_tree(quantized)
+    process = start(model, tmp_path / "whole")
+    wait_for_output(process, tmp_path / "whole")
+    began = time.monotonic()
+    process.communicate()
+    duration = time.monotonic() - began
+    assert read_tree(tmp_path / "whole") == wanted
     rng = random.Random(20250101)
     caught = unfinished = 0
     for round_number in range(KILLS):
         target = tmp_path / str(round_number)
         process = start(model, target)
         wait_for_output(process, target)
-        time.sleep(rng.uniform(0, 0.4))
+        time.sleep(rng.uniform(0, duration))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         caught += (target / ".fp4rt").is_dir()
