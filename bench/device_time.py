@@ -12,7 +12,7 @@ from typing import Any
 
 import cupy
 
-__all__ = ["FLUSH_BYTES", "copy_times", "device_times", "median_us", "read_bandwidth"]
+__all__ = ["FLUSH_BYTES", "copy_of", "device_times", "in_turns", "median_us", "read_bandwidth"]
 
 FLUSH_BYTES = 256 << 20
 _DEVICE_TO_DEVICE = 3
@@ -52,17 +52,25 @@ def median_us(function: Callable[[], object], repeats: int = 60) -> float:
     return 1e6 * statistics.median(device_times(function, repeats))
 
 
-def copy_times(nbytes: int, repeats: int = 60) -> list[float]:
-    """Seconds of a device-to-device copy that moves ``nbytes``, read and written together."""
+def copy_of(nbytes: int) -> Callable[[], object]:
+    """A device-to-device copy that moves ``nbytes``, read and written together."""
     half = nbytes // 2
     source, target = cupy.full(half, 0x5A, cupy.uint8), cupy.empty(half, cupy.uint8)
-    runtime = cupy.cuda.runtime
 
     def copy() -> None:
         stream = cupy.cuda.get_current_stream().ptr
-        runtime.memcpyAsync(target.data.ptr, source.data.ptr, half, _DEVICE_TO_DEVICE, stream)
+        cupy.cuda.runtime.memcpyAsync(target.data.ptr, source.data.ptr, half, _DEVICE_TO_DEVICE, stream)
 
-    return device_times(copy, repeats)
+    return copy
+
+
+def in_turns(*functions: Callable[[], object], rounds: int = 5, repeats: int = 40) -> list[list[float]]:
+    """Seconds of each function's calls; each has its turn in each round, so that none has a better hour."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(rounds):
+        for function, found in zip(functions, seconds, strict=True):
+            found += device_times(function, repeats)
+    return seconds
 
 
 def read_bandwidth(nbytes: int = 4 << 30) -> float:

@@ -2,8 +2,8 @@
 
     python -m bench.quantize_cuda [--out FOLDER] [--quick]
 
-Reading a row: the bytes of a case are those it needs (input, data and scales, padding included); ``ratio`` compares with
-a device-to-device copy that moves as many, or with what the row names. The two are measured in turns.
+Reading a row: the bytes of a case are those it needs (input, data and scales, padding included); ``ratio`` compares
+with a device-to-device copy that moves as many, or with what the row names. The two are measured in turns.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import fp4rt
-from bench.device_time import copy_times, device_times, read_bandwidth
+from bench.device_time import copy_of, device_times, in_turns, read_bandwidth
 from bench.rows import RESULTS, Row, print_row, timing, write_rows
 from fp4rt.layout import LAYOUTS, block_columns, data_shape
 
@@ -31,9 +32,7 @@ LARGE = [(8192, 28672, 28672), (8192, 8192, 8192), (8192, 7152, 7168), (4096, 81
 SMALL = [(1, 7168), (16, 7168), (64, 7168), (1, 8192), (16, 8192), (64, 8192)]
 PADDED = [(64, 7152, 7168), (150, 80, 96), (4096, 7152, 7168), (8192, 7152, 7168)]
 AUTOMATIC = [(512, 8192), (1024, 8192), (2048, 8192), (8192, 8192), (8192, 28672)]
-ROUNDS, REPEATS = 5, 40
-
-Function = Callable[[], object]
+ROUNDS = 5
 
 
 def normal(m: int, n: int, kind: str) -> Any:
@@ -44,22 +43,13 @@ def normal(m: int, n: int, kind: str) -> Any:
     return cupy.tile(bits, (-(-m // len(few)), 1))[:m].copy().view(few.dtype)
 
 
-def in_turns(*functions: Callable[[int], list[float]]) -> list[list[float]]:
-    """Seconds of each function's calls; each is given a number of repeats, several times."""
-    seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(ROUNDS):
-        for function, found in zip(functions, seconds, strict=True):
-            found += function(REPEATS)
-    return seconds
-
-
 def row(case: str, seconds: list[float], **columns: Any) -> Row:
     time_us, spread_us = timing(seconds)
     return Row("quantize_cuda", case, time_us, spread_us, **columns)
 
 
-def beside_copy(case: str, function: Function, nbytes: int) -> Row:
-    own, copied = in_turns(lambda r: device_times(function, r), lambda r: copy_times(nbytes, r))
+def beside_copy(case: str, function: Callable[[], object], nbytes: int) -> Row:
+    own, copied = in_turns(function, copy_of(nbytes), rounds=ROUNDS)
     own_s, copy_s = statistics.median(own), statistics.median(copied)
     return row(case, own, rate=nbytes / own_s / 1e9, unit="GB/s", ratio=copy_s / own_s, reference=COPY)
 
@@ -85,11 +75,8 @@ def quantize_rows() -> Iterator[Row]:
             q = fp4rt.quantize(x, g, layout=layout, padded_n=padded_n)
             case = f"quantize {kind} {shape_text(m, n, padded_n)} {layout}"
             nbytes = x.nbytes + quantized_bytes(m, padded_n, layout)
-            yield beside_copy(
-                case,
-                lambda x=x, q=q, p=padded_n, name=layout: fp4rt.quantize(x, g, layout=name, padded_n=p, out=q),
-                nbytes,
-            )
+            call = partial(fp4rt.quantize, x, g, layout=layout, padded_n=padded_n, out=q)
+            yield beside_copy(case, call, nbytes)
 
 
 def dequantize_rows() -> Iterator[Row]:
@@ -99,7 +86,7 @@ def dequantize_rows() -> Iterator[Row]:
             y = cupy.empty((m, n), KINDS[kind])
             nbytes = y.nbytes + quantized_bytes(m, n, layout)
             case = f"dequantize {kind} {m}x{n} {layout}"
-            yield beside_copy(case, lambda q=q, y=y, name=NAMES[kind]: fp4rt.dequantize(q, name, out=y), nbytes)
+            yield beside_copy(case, partial(fp4rt.dequantize, q, NAMES[kind], out=y), nbytes)
 
 
 def global_scale_rows() -> Iterator[Row]:
@@ -107,7 +94,7 @@ def global_scale_rows() -> Iterator[Row]:
     yield row("read only, 4 GiB", [(4 << 30) / bound], rate=bound / 1e9, unit="GB/s")
     for kind, (m, n) in product(("bf16", "fp16", "fp32"), [(8192, 28672), (8192, 8192)]):
         x = normal(m, n, kind)
-        seconds = device_times(lambda x=x: fp4rt.global_scale(x), ROUNDS * REPEATS)
+        seconds = device_times(partial(fp4rt.global_scale, x), 40 * ROUNDS)
         rate = x.nbytes / statistics.median(seconds)
         percent = 100 * rate / bound
         columns = {"rate": rate / 1e9, "unit": "GB/s", "percent_of_bound": percent, "bound": "read bandwidth"}
@@ -120,10 +107,8 @@ def small_rows() -> Iterator[Row]:
     for (m, n), layout in product(SMALL, LAYOUTS):
         x = normal(m, n, "bf16")
         q = fp4rt.quantize(x, g, layout=layout)
-        own, nothing = in_turns(
-            lambda r, x=x, q=q, name=layout: device_times(lambda: fp4rt.quantize(x, g, layout=name, out=q), r),
-            lambda r: device_times(lambda: empty((1,), (32,), ()), r),
-        )
+        call = partial(fp4rt.quantize, x, g, layout=layout, out=q)
+        own, nothing = in_turns(call, partial(empty, (1,), (32,), ()), rounds=ROUNDS)
         above = 1e6 * (statistics.median(own) - statistics.median(nothing))
         notes = {"above_empty_us": round(above, 2), "empty_us": round(1e6 * statistics.median(nothing), 2)}
         yield row(f"quantize bf16 {m}x{n} {layout}: {above:.1f} us above empty", own, notes=notes)
@@ -140,10 +125,8 @@ def padded_rows() -> Iterator[Row]:
             fp4rt.quantize(x, g, out=plain)
             pad(plain.data, padded_n // 2)
 
-        own, apart = in_turns(
-            lambda r, x=x, q=fused, p=padded_n: device_times(lambda: fp4rt.quantize(x, g, padded_n=p, out=q), r),
-            lambda r, f=in_two_steps: device_times(f, r),
-        )
+        call = partial(fp4rt.quantize, x, g, padded_n=padded_n, out=fused)
+        own, apart = in_turns(call, in_two_steps, rounds=ROUNDS)
         ratio = statistics.median(apart) / statistics.median(own)
         case = f"quantize bf16 {shape_text(m, n, padded_n)} 128x4, padding written by the kernel"
         yield row(case, own, ratio=ratio, reference="quantize, then copy into a padded buffer")
@@ -174,11 +157,8 @@ def automatic_rows() -> Iterator[Row]:
     for m, n in AUTOMATIC:
         x = normal(m, n, "bf16")
         g, q = fp4rt.global_scale(x), fp4rt.quantize(x)
-        whole, amax, given = in_turns(
-            lambda r, x=x, q=q: device_times(lambda: fp4rt.quantize(x, out=q), r),
-            lambda r, x=x: device_times(lambda: fp4rt.global_scale(x), r),
-            lambda r, x=x, q=q, g=g: device_times(lambda: fp4rt.quantize(x, g, out=q), r),
-        )
+        calls = partial(fp4rt.quantize, x, out=q), partial(fp4rt.global_scale, x), partial(fp4rt.quantize, x, g, out=q)
+        whole, amax, given = in_turns(*calls, rounds=ROUNDS)
         medians = [1e6 * statistics.median(seconds) for seconds in (whole, amax, given)]
         notes = {
             "amax_us": round(medians[1], 2),
@@ -196,8 +176,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
     if options.quick:
-        global ROUNDS, REPEATS
-        ROUNDS, REPEATS = 2, 10
+        global ROUNDS
+        ROUNDS = 1
     rows = []
     for part in (small_rows, quantize_rows, dequantize_rows, global_scale_rows, padded_rows, automatic_rows):
         for found in part():
