@@ -116,14 +116,14 @@ def small_rows() -> Iterator[Row]:
 
 def padded_rows() -> Iterator[Row]:
     g = given_scale()
-    pad = _torch_pad() or _cupy_pad
     for m, n, padded_n in PADDED:
         x = normal(m, n, "bf16")
         fused, plain = fp4rt.quantize(x, g, padded_n=padded_n), fp4rt.quantize(x, g)
+        pad = _pad(plain.data, padded_n // 2)
 
-        def in_two_steps(x: Any = x, plain: Any = plain, padded_n: int = padded_n) -> None:
+        def in_two_steps(x: Any = x, plain: Any = plain, pad: Callable[[], object] = pad) -> None:
             fp4rt.quantize(x, g, out=plain)
-            pad(plain.data, padded_n // 2)
+            pad()
 
         call = partial(fp4rt.quantize, x, g, padded_n=padded_n, out=fused)
         own, apart = in_turns(call, in_two_steps, rounds=ROUNDS)
@@ -132,24 +132,19 @@ def padded_rows() -> Iterator[Row]:
         yield row(case, own, ratio=ratio, reference="quantize, then copy into a padded buffer")
 
 
-def _torch_pad() -> Callable[[Any, int], object] | None:
+def _pad(data: Any, row_bytes: int) -> Callable[[], object]:
+    """Codes into a buffer with longer rows, zeros behind them: by torch, as serving engines do it, or by CuPy."""
     try:
         import torch
     except ImportError:
-        return None
+        padded = cupy.empty((data.shape[0], row_bytes), np.uint8)
 
-    def pad(data: Any, row_bytes: int) -> object:
-        seen = torch.as_tensor(data, device="cuda")
-        return torch.nn.functional.pad(seen, (0, row_bytes - seen.shape[1]))
+        def by_cupy() -> None:
+            padded[:, : data.shape[1]] = data
+            padded[:, data.shape[1] :] = 0
 
-    return pad
-
-
-def _cupy_pad(data: Any, row_bytes: int) -> object:
-    padded = cupy.empty((data.shape[0], row_bytes), np.uint8)
-    padded[:, : data.shape[1]] = data
-    padded[:, data.shape[1] :] = 0
-    return padded
+        return by_cupy
+    return partial(torch.nn.functional.pad, torch.as_tensor(data, device="cuda"), (0, row_bytes - data.shape[1]))
 
 
 def automatic_rows() -> Iterator[Row]:

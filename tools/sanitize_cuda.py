@@ -12,10 +12,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from itertools import cycle
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 FOUND_ERRORS = 9
-SHAPES = [(1, 16, 16), (3, 50, 64), (130, 80, 96), (257, 1040, 1056), (1030, 512, 512), (2, 7152, 7168)]
+SHAPES = [(1, 16, 16), (3, 50, 64), (130, 80, 96), (257, 1040, 1056), (2, 7152, 7168)]
 SCALES = (1.0, 1e-38, 3e38, None)
 
 
@@ -30,6 +31,7 @@ def workload() -> None:
 
     cupy.cuda.set_allocator(None)
     rng = np.random.default_rng(1)
+    scales, targets, results = cycle(SCALES), cycle([*LAYOUTS, "linear"]), cycle(INPUT_DTYPES)  # of periods 4, 4 and 3
     for dtype in INPUT_DTYPES:
         size = 4 if dtype == "float32" else 2
         kind = _kind(dtype)
@@ -38,12 +40,9 @@ def workload() -> None:
             for start in (0, size):
                 x = cupy.asarray(bits)[start : start + m * n * size].view(kind).reshape(m, n)
                 for layout in LAYOUTS:
-                    for scale in SCALES:
-                        q = fp4rt.quantize(x, scale, layout=layout, padded_n=padded_n)
-                    for target in LAYOUTS:
-                        fp4rt.relayout(q, target)
-                    for result in INPUT_DTYPES:
-                        fp4rt.dequantize(q, result)
+                    q = fp4rt.quantize(x, next(scales), layout=layout, padded_n=padded_n)
+                    fp4rt.relayout(q, next(targets))
+                    fp4rt.dequantize(q, next(results))
                 for view in (x[::-1], x[:, ::-1], x[::2, 1:], x.T):
                     fp4rt.quantize(view, padded_n=-(-view.shape[1] // 16) * 16)
                 cupy.cuda.Device().synchronize()
