@@ -32,6 +32,7 @@ BENCHES = (
     Bench("checkpoint_convert"),
     Bench("isolation", on_gpu=("--device", "cuda")),
     Bench("pool", on_gpu=("--device", "cuda")),
+    Bench("quantize_cuda", needs_gpu=True),
     Bench("host_cost_cuda", needs_gpu=True),
     Bench("host_cost_frameworks", needs_gpu=True),
 )

@@ -1,8 +1,9 @@
 """Fills the performance tables of the README from ``bench/results/``, so that no figure is typed by hand.
 
-A table stands between two markers; ``match`` is a regular expression over the rows' cases, and may be left out::
+A table stands between two markers; ``match`` is a regular expression over the rows' cases, ``notes`` names notes to
+show as columns; both may be left out::
 
-    <!-- table: quantize_cuda match="8192" -->
+    <!-- table: quantize_cuda match="8192" notes="bytes_zeroed" -->
     <!-- end table -->
 
     python -m bench.make_tables [--check]
@@ -23,7 +24,8 @@ __all__ = ["fill", "load_rows", "markdown_table"]
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 MARKER = re.compile(
-    r'(?P<start><!-- table: (?P<name>\w+)(?: match="(?P<match>[^"]*)")? -->\n)(?P<body>.*?)(?P<end><!-- end table -->)',
+    r'(?P<start><!-- table: (?P<name>\w+)(?: match="(?P<match>[^"]*)")?(?: notes="(?P<notes>[^"]*)")? -->\n)'
+    r"(?P<body>.*?)(?P<end><!-- end table -->)",
     re.DOTALL,
 )
 MACHINE_FACTS = ("gpu", "driver", "processor", "cores")
@@ -48,8 +50,8 @@ def load_rows(name: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
     return rows
 
 
-def markdown_table(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table with the columns that any of the rows has, and the machine below it."""
+def markdown_table(rows: list[dict[str, Any]], notes: tuple[str, ...] = ()) -> str:
+    """A Markdown table with the columns that any of the rows has, these notes, and the machine below it."""
     columns: dict[str, list[str]] = {"case": [row["case"] for row in rows], "time": [_time(row) for row in rows]}
     columns |= _optional("rate", rows, lambda row: f"{row['rate']:.4g} {row['unit']}", key="rate")
     for bound in _distinct(rows, "bound"):
@@ -58,6 +60,8 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
         )
     for reference in _distinct(rows, "reference"):
         columns |= _optional(f"x {reference}", rows, lambda row: f"{row['ratio']:.2f}", key="reference", only=reference)
+    for note in notes:
+        columns[note.replace("_", " ")] = [str(row["notes"].get(note, "")) for row in rows]
     lines = [" | ".join(columns), " | ".join(["---"] + ["---:"] * (len(columns) - 1))]
     lines += [" | ".join(cells) for cells in zip(*columns.values(), strict=True)]
     return "\n".join(f"| {line} |" for line in lines) + f"\n\n{_machine(rows)}\n"
@@ -106,7 +110,7 @@ def fill(text: str, folder: Path = RESULTS) -> str:
             rows = [row for row in rows if re.search(match["match"], row["case"])]
         if not rows:
             raise BadTable(f"no case of {match['name']} matches {match['match']!r}")
-        return f"{match['start']}\n{markdown_table(rows)}\n{match['end']}"
+        return f"{match['start']}\n{markdown_table(rows, tuple((match['notes'] or '').split()))}\n{match['end']}"
 
     return MARKER.sub(table, text)
 

@@ -17,7 +17,7 @@ def results(tmp_path):
         "quantize",
         [
             Row("quantize", "8192 x 8192", 43.21, 0.5, 5.1, "TB/s", 93.0, "a copy", 2.5, "the reference"),
-            Row("quantize", "16 x 8192", 5.4, 0.1),
+            Row("quantize", "16 x 8192", 5.4, 0.1, notes={"bytes_zeroed": 512}),
         ],
         tmp_path,
     )
@@ -44,6 +44,12 @@ def test_match_selects_cases(results):
     text = make_tables.fill('<!-- table: quantize match="^16 " -->\n<!-- end table -->', results)
     assert "| 16 x 8192 |" in text
     assert "| 8192 x 8192 |" not in text
+
+
+def test_notes_become_columns(results):
+    text = make_tables.fill('<!-- table: quantize match="^16 " notes="bytes_zeroed" -->\n<!-- end table -->', results)
+    assert "| case | time | bytes zeroed |" in text
+    assert "| 16 x 8192 | 5.4 µs | 512 |" in text
 
 
 @pytest.mark.parametrize(
