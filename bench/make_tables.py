@@ -59,7 +59,9 @@ def markdown_table(rows: list[dict[str, Any]], notes: tuple[str, ...] = ()) -> s
             f"% of {bound}", rows, lambda row: f"{row['percent_of_bound']:.0f}", key="bound", only=bound
         )
     for reference in _distinct(rows, "reference"):
-        columns |= _optional(f"x {reference}", rows, lambda row: f"{row['ratio']:.2f}", key="reference", only=reference)
+        columns |= _optional(
+            f"times as fast as {reference}", rows, lambda row: f"{row['ratio']:.2f}", key="reference", only=reference
+        )
     for note in notes:
         columns[note.replace("_", " ")] = [str(row["notes"].get(note, "")) for row in rows]
     lines = [" | ".join(columns), " | ".join(["---"] + ["---:"] * (len(columns) - 1))]

@@ -26,7 +26,7 @@ def results(tmp_path):
 
 def test_table_shows_each_case_with_the_columns_it_has(results):
     text = make_tables.fill("before\n<!-- table: quantize -->\nold\n<!-- end table -->\nafter", results)
-    assert "| case | time | rate | % of a copy | x the reference |" in text
+    assert "| case | time | rate | % of a copy | times as fast as the reference |" in text
     assert "| 8192 x 8192 | 43.2 µs | 5.1 TB/s | 93 | 2.50 |" in text
     assert "| 16 x 8192 | 5.4 µs |  |  |  |" in text
     assert "old" not in text
