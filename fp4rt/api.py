@@ -83,11 +83,12 @@ def quantize(
         LayoutError, DeviceError, BackendUnavailable: unknown layout, arrays on two devices, no usable backend.
     """
     source = interop.view(x, "x", stream)
+    follows_x = stream is None and type(global_scale) is type(x)  # on the same current stream: nothing to wait for
     stream = interop.stream_handle(stream, source)  # x decides; the other arrays are ordered before it
     m, n = check_matrix("quantize", source)
     known = get_layout(layout)
     padded_n = check_padded_n("quantize", (m, n), padded_n)
-    scale = check_global_scale("quantize", global_scale, source, stream)
+    scale = check_global_scale("quantize", global_scale, source, None if follows_x else stream)
     target = None
     if out is not None:
         target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)

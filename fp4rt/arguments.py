@@ -83,7 +83,8 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
     if math.prod(view.shape) != 1:
         raise ShapeError(f"{function} needs {name} with one element, got shape {tuple(view.shape)}")
-    interop.same_device(beside, view)
+    if view.device != beside.device:
+        interop.same_device(beside, view)
     return view
 
 
@@ -148,8 +149,13 @@ def check_quantized_out(
         )
     if out.layout != layout:
         raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
-    views: QuantizedViews = out.writable_views(stream, lambda views: _check_quantized_parts(function, views))
-    interop.same_device(beside, views.data)
+    views = out.checked_out(stream)
+    if views is None:
+        views = out.views(stream)
+        _check_quantized_parts(function, views)
+        out.remember_checked_out(views)
+    if views.data.device != beside.device:
+        interop.same_device(beside, views.data)
     return views
 
 

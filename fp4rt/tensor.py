@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fp4rt import interop
@@ -149,13 +148,16 @@ class QuantizedTensor:
         _set(self, "_views", views if interop.lasting(views[:3]) else None)
         return views
 
-    def writable_views(self, stream: Any, check: Callable[[QuantizedViews], None]) -> QuantizedViews:
-        """:meth:`views`, to be written to; ``check`` sees each of them once."""
-        views = self.views(stream)
-        if views is not self._checked_out:
-            check(views)
-            _set(self, "_checked_out", views)
+    def checked_out(self, stream: Any) -> QuantizedViews | None:
+        """:meth:`views` where they are still those of :meth:`remember_checked_out`."""
+        views = self._checked_out
+        if views is None or views is not self._views or not interop.unchanged(views[:3], stream):
+            return None
         return views
+
+    def remember_checked_out(self, views: QuantizedViews) -> None:
+        """These views have been found fit to be written to."""
+        _set(self, "_checked_out", views)
 
     def dequantize(self, dtype: Any = "float32", *, out: Any = None, stream: Any = None) -> Any:
         """(m, n) array in ``dtype``: see :func:`fp4rt.dequantize`."""

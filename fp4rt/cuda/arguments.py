@@ -29,14 +29,15 @@ _MEMBER = re.compile(r"^\s*(?:const\s+)?(?P<type>\w+)\s*(?P<pointer>\*?)\s*(?P<n
 class ArgumentStruct:
     """The members of one argument struct, in order, and their packing with C's native alignment."""
 
-    __slots__ = ("fields", "name", "nbytes", "pack")
+    __slots__ = ("fields", "name", "nbytes", "pack", "pack_into")
 
     def __init__(self, name: str, members: list[tuple[str, str]]) -> None:
         packer = struct.Struct("@" + "".join(code for _, code in members) + "0Q")  # 0Q: the size C's sizeof gives
         self.name = name
         self.fields = tuple(field for field, _ in members)
         self.nbytes = packer.size
-        self.pack = packer.pack  # values in the order of ``fields``; pointers are integers
+        # Values in the order of ``fields``; pointers are integers.
+        self.pack, self.pack_into = packer.pack, packer.pack_into
 
 
 @cache

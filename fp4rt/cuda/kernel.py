@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fp4rt.cuda.arch import Target, choose_target
+from fp4rt.cuda.arguments import ArgumentStruct
 from fp4rt.cuda.cache import cached_compile
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
@@ -25,6 +26,7 @@ __all__ = ["CurrentDevice", "Kernel", "device_attribute", "device_capability", "
 # CUdevice_attribute and CUfunction_attribute values of the driver API
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _MAX_DYNAMIC_SHARED_BYTES = 8
+_MOST_ARGUMENT_BYTES = 4096  # what CUDA allows before 12.1, and far more than any struct here
 _OneArgument = ctypes.c_char_p * 1  # holds the address of a bytes object's content, and the object
 
 Extent = tuple[int, int, int]
@@ -81,11 +83,23 @@ class CurrentDevice:
             _cuda()[1].setDevice(self._before)
 
 
+class _Arguments:
+    """Memory for one argument struct, and the array of its address that a launch takes."""
+
+    __slots__ = ("_address", "memory", "params")
+
+    def __init__(self) -> None:
+        self.memory = (ctypes.c_char * _MOST_ARGUMENT_BYTES)()
+        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
+        self.params = ctypes.addressof(self._address)
+
+
 class _Thread(threading.local):
-    """The devices whose context this thread has had; a thread begins without any."""
+    """What a thread keeps: the devices whose context it has had, and memory for arguments that no launch is using."""
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
+        self.arguments: list[_Arguments] = []
 
 
 _thread = _Thread()
@@ -125,7 +139,20 @@ class Kernel:
             BackendUnavailable: the driver refused the launch, or an earlier kernel left an error.
         """
         params = _OneArgument(args if type(args) is bytes else bytes(args))
-        call = (self.function, *grid, *block, self.shared_bytes, stream, ctypes.addressof(params), 0)
+        self._start(grid, block, stream, ctypes.addressof(params))
+
+    def launch_struct(
+        self, grid: Extent, threads: int, arguments: ArgumentStruct, values: tuple[Any, ...], stream: int
+    ) -> None:
+        """:meth:`launch` of blocks of ``threads``, with the struct's values: packed in memory that the thread keeps."""
+        mine = _thread.arguments
+        memory = mine.pop() if mine else _Arguments()  # taken out, so that a launch from a destructor takes another
+        arguments.pack_into(memory.memory, 0, *values)
+        self._start(grid, (threads, 1, 1), stream, memory.params)
+        mine.append(memory)
+
+    def _start(self, grid: Extent, block: Extent, stream: int, params: int) -> None:
+        call = (self.function, *grid, *block, self.shared_bytes, stream, params, 0)
         try:
             if self._get_device() == self.device and self.device in _thread.devices:
                 self._launch(*call)

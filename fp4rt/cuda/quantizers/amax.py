@@ -97,8 +97,8 @@ def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
         return
     device = x.device.index
     kernel, launch = _prepared(device, m, n, *x.strides, x.pointer % PIECE_BYTES, x.dtype)
-    args = ARGUMENTS.pack(x.pointer, to, *launch.constants, _slot(device, stream))
-    kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
+    values = (x.pointer, to, *launch.constants, _slot(device, stream))
+    kernel.launch_struct(launch.grid, launch.threads, ARGUMENTS, values, stream)
 
 
 def global_scale(x: ArrayView, stream: int) -> Any:

@@ -76,6 +76,6 @@ def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int
     y = buffer.pointer if buffer is not None else out.pointer  # type: ignore[union-attr]
     if m > 0:
         kernel, launch = _prepared(device.index, q.layout.name, *(m, n, q.padded_n, dtype, q.data.pointer % 16, y % 16))
-        args = ARGUMENTS.pack(q.data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants)
-        kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
+        values = (q.data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants)
+        kernel.launch_struct(launch.grid, launch.threads, ARGUMENTS, values, stream)
     return None if buffer is None else result(buffer, q.shape, dtype, q.data.library)

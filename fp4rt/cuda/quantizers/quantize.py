@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
-from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.arguments import ArgumentStruct, argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import MAX_GRID, MAX_GRID_Y, Launch, divider_magic, widest_access
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
 __all__ = ["choose_quantize", "kernel_specs", "quantize"]
+
+Scale = Union["ArrayView", float, None]  # given on the device, given as a number, or to be computed
 
 WARP = 32
 # quantize.cu. Two blocks a lane and six CTAs on a multiprocessor keep enough loads on their way, in 40 registers; where
@@ -111,55 +113,49 @@ def _choose_aligned(
 
 
 @lru_cache(maxsize=4096)
-def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, Any]:
+def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, ArgumentStruct]:
     launch = choose_quantize(LAYOUTS[layout], *problem)
     arguments = ALIGNED_ARGUMENTS if launch.spec.entry == "quantize" else ANY_ARGUMENTS
-    return launch.spec.on(device), launch, arguments.pack
+    return launch.spec.on(device), launch, arguments
 
 
 def _write(
-    x: ArrayView,
-    layout: ScaleLayout,
-    padded_n: int,
-    data: int,
-    scales: int,
-    kept: int,
-    global_scale: ArrayView | float | None,
-    stream: int,
+    x: ArrayView, layout: ScaleLayout, padded_n: int, to: tuple[int, int, int], scale: Scale, stream: int
 ) -> None:
-    """Queue everything; ``kept`` is where the result's own global scale goes."""
+    """Queue everything; ``to``: addresses of data, scales, and of the result's own global scale."""
     m, n = x.shape
+    data, scales, kept = to
     if m == 0:
-        _without_rows(global_scale, kept, x, stream)
+        _without_rows(scale, kept, x, stream)
         return
     address, value = 0, 0.0
-    if global_scale is None:
+    if scale is None:
         write_global_scale(x, kept, stream)
         address, kept = kept, 0
-    elif isinstance(global_scale, float):
-        value = global_scale
+    elif isinstance(scale, float):
+        value = scale
     else:
-        address = global_scale.pointer
-    backwards = global_scale is None  # amax has just read x from its start to its end
-    kernel, launch, pack = _prepared(
+        address = scale.pointer
+    backwards = scale is None  # amax has just read x from its start to its end
+    kernel, launch, arguments = _prepared(
         *(x.device.index, layout.name, padded_n, m, n, *x.strides, x.pointer % 16, data % 16, scales % 16),
         *(x.dtype, backwards),
     )
-    args = pack(x.pointer, data, scales, address, kept, *launch.constants, value)
-    kernel.launch(launch.grid, (launch.threads, 1, 1), args, stream)
+    values = (x.pointer, data, scales, address, kept, *launch.constants, value)
+    kernel.launch_struct(launch.grid, launch.threads, arguments, values, stream)
 
 
-def _without_rows(global_scale: ArrayView | float | None, kept: int, x: ArrayView, stream: int) -> None:
+def _without_rows(scale: Scale, kept: int, x: ArrayView, stream: int) -> None:
     """No kernel: only the result's global scale is written."""
-    if global_scale is None or isinstance(global_scale, float):
-        fill_float(kept, 1.0 if global_scale is None else global_scale, x.device, stream)
+    if scale is None or isinstance(scale, float):
+        fill_float(kept, 1.0 if scale is None else scale, x.device, stream)
     else:
-        copy_bytes(kept, global_scale.pointer, 4, x.device, stream)
+        copy_bytes(kept, scale.pointer, 4, x.device, stream)
 
 
 def quantize(
     x: ArrayView,
-    global_scale: ArrayView | float | None,
+    global_scale: Scale,
     layout: ScaleLayout,
     padded_n: int,
     out: QuantizedViews | None,
@@ -167,8 +163,8 @@ def quantize(
 ) -> QuantizedTensor | None:
     """See :class:`fp4rt.backend.Backend`."""
     if out is not None:
-        targets = out.data.pointer, out.scales.pointer, out.global_scale.pointer
-        _write(x, layout, padded_n, *targets, global_scale, stream)
+        to = out.data.pointer, out.scales.pointer, out.global_scale.pointer
+        _write(x, layout, padded_n, to, global_scale, stream)
         return None
     m, n = x.shape
     device, library = x.device, x.library
@@ -176,7 +172,7 @@ def quantize(
     data = new_memory(shapes[0], "uint8", device, stream, data_tag(m, n, padded_n))
     scales = new_memory(shapes[1], "uint8", device, stream, scale_tag(layout.name, m, n, padded_n))
     kept = new_memory((1,), "float32", device, stream)
-    _write(x, layout, padded_n, data.pointer, scales.pointer, kept.pointer, global_scale, stream)
+    _write(x, layout, padded_n, (data.pointer, scales.pointer, kept.pointer), global_scale, stream)
     return QuantizedTensor.trusted(
         result(data, shapes[0], "uint8", library),
         result(scales, shapes[1], "uint8", library),
