@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.kernel import device_target
+from fp4rt.cuda.kernel import CurrentDevice, device_target
 from fp4rt.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def launch_dependent(kernel: Kernel, grid: Extent, block: Extent, args: bytes, s
     """Launch ``kernel`` so that it may start while the kernel ahead of it still runs.
 
     Args:
-        kernel: loaded on the current device.
+        kernel: what to launch.
         grid: blocks along x, y, z.
         block: threads along x, y, z.
         args: the argument struct's bytes.
@@ -73,7 +73,8 @@ def launch_dependent(kernel: Kernel, grid: Extent, block: Extent, args: bytes, s
         return
     config = _Config(grid, block, kernel.shared_bytes, stream, ctypes.pointer(_SERIALIZATION), 1)
     params = (ctypes.c_char_p * 1)(args)
-    status = launch(ctypes.byref(config), ctypes.c_void_p(kernel.function), params, None)
+    with CurrentDevice(kernel.device):
+        status = launch(ctypes.byref(config), ctypes.c_void_p(kernel.function), params, None)
     if status:
         raise BackendUnavailable(
             f"dependent launch of {kernel.name} on cuda:{kernel.device} failed with driver error {status} "

@@ -16,6 +16,8 @@ _LAUNCHERS: tuple[str, ...] = (
     "fp4rt.cuda.quantizers.dequantize",
     "fp4rt.cuda.quantizers.relayout",
     "fp4rt.cuda.gemm.matmul",
+    "fp4rt.cuda.gemm.hopper_choice",
+    "fp4rt.cuda.gemm.prepack",
 )
 
 

@@ -1,10 +1,14 @@
-// Which part of a matrix product a block computes, and where its sums go.
+// Which part of a matrix product a block computes: decode and small, whose tile holds all tokens.
 //
 // The rows of the weight are cut into row blocks of ROW_TILES tiles of 16, and k into `splits` parts of whole units (a
-// unit is what one stage of a pipeline holds). Row blocks come first in the order, so that blocks that run at the same
-// time read neighbouring tiles. Every part is summed by one block in a fixed order; `partial` sums of several parts
-// are added by a second kernel, so no block ever waits for another.
+// unit is what a stage holds). Row blocks come first in the order, so that blocks that run at the same time read
+// neighbouring tiles. The blocks of a cluster, which the hardware runs together, halve a part of k again and add their
+// sums themselves. Every sum is made in a fixed order; `partial` sums of several parts are added by a second kernel, so
+// no block ever waits for one that may not run.
+//
+// Defined by the kernel: ROW_TILES, STAGE_GROUPS, K_CLUSTER.
 #pragma once
+#include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
 
 struct PrepackedWork {
@@ -13,16 +17,42 @@ struct PrepackedWork {
     u32 split;
 };
 
-template <u32 BLOCK_TILES>
-__device__ __forceinline__ PrepackedWork prepacked_work(u32 item, u32 row_tiles, u32 units, u32 splits) {
-    const u32 row_blocks = (row_tiles + BLOCK_TILES - 1) / BLOCK_TILES;
-    const u32 split = item / row_blocks;
-    const u32 first_tile = (item - split * row_blocks) * BLOCK_TILES;
-    return {first_tile, min(BLOCK_TILES, row_tiles - first_tile), units * split / splits, units * (split + 1) / splits,
-            split};
-}
+// Walks over a block's pieces of work, and in each over its units.
+struct PrepackedWalk {
+    u32 row_tiles, groups, units, row_blocks, splits;  // of the whole product
+    u32 item, unit;
+    PrepackedWork work;
 
-template <u32 BLOCK_TILES>
-__device__ __forceinline__ u32 prepacked_work_items(u32 row_tiles, u32 splits) {
-    return (row_tiles + BLOCK_TILES - 1) / BLOCK_TILES * splits;
-}
+    __device__ __forceinline__ explicit PrepackedWalk(const GemmArguments& args)
+        : row_tiles((u32)((args.n + TILE_ROWS - 1) / TILE_ROWS)),
+          groups((args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
+          units((groups + STAGE_GROUPS - 1) / STAGE_GROUPS),
+          row_blocks((row_tiles + ROW_TILES - 1) / ROW_TILES),
+          splits(args.splits),
+          item(blockIdx.x / K_CLUSTER) {
+        begin();
+    }
+
+    __device__ __forceinline__ bool done() const { return item >= row_blocks * splits; }
+
+    __device__ __forceinline__ void next_item() {
+        item += gridDim.x / K_CLUSTER;
+        if (!done()) begin();
+    }
+
+    __device__ __forceinline__ void next_unit() {
+        if (++unit == work.last_unit) next_item();
+    }
+
+  private:
+    __device__ __forceinline__ void begin() {
+        const u32 split = splits == 1 ? 0 : item / row_blocks;  // a division takes longer than all else here
+        const u32 first_tile = (item - split * row_blocks) * ROW_TILES;
+        work = {first_tile, min((u32)ROW_TILES, row_tiles - first_tile), 0, units, split};
+        if (K_CLUSTER * splits > 1) {
+            const u32 part = split * K_CLUSTER + blockIdx.x % K_CLUSTER, parts = splits * K_CLUSTER;
+            work.first_unit = units * part / parts, work.last_unit = units * (part + 1) / parts;
+        }
+        unit = work.first_unit;
+    }
+};

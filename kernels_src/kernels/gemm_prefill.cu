@@ -4,21 +4,22 @@
 // A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps chunks of activations on
 // their way, one the weights; two consumer warpgroups decode weights to registers, the row operand of wgmma, each for
 // half of the rows, one chunk of 64 columns ahead of the products. Results leave through shared memory by bulk stores.
-// Blocks of a cluster have neighbouring rows and the same tokens: each loads its part of these for all of them.
+// Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
+// them (CLUSTER = 2), or halves of k, and add their sums: each warpgroup's in the block with its number (K_CLUSTER = 2).
 //
 //   shared memory   [ACTIVATION_STAGES][TOKENS][128]  [WEIGHT_STAGES][ROW_TILES][2304]  [2][2][OUT_TOKENS][144]  barriers
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
-// ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, LEAD, OUT_TOKENS, and where things lie in shared memory:
-// WEIGHTS_AT, OUT_AT, BARRIERS_AT.
+// ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where things lie in shared
+// memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT.
 #include "block/prefill_tiles.cuh"
+#include "block/prepacked_arguments.cuh"
 #include "block/result_writer.cuh"
-#include "kernels/gemm_prepacked.cuh"
+#include "block/ring.cuh"
 #include "layout/prepacked.cuh"
 #include "mma/prepacked_fragments.cuh"
 #include "mma/warpgroup_product.cuh"
 #include "ptx/blocks.cuh"
-#include "ptx/mbarrier.cuh"
 #include "ptx/pair_convert.cuh"
 #include "ptx/shared_memory.cuh"
 #include "ptx/store_matrix.cuh"
@@ -28,7 +29,10 @@
 #endif
 
 using Weights = WeightsFor<A_TYPE>;
+using Tiles = PrefillTiles<ROW_TILES, TOKENS, CLUSTER, K_CLUSTER, RASTER_TOKENS>;
 
+constexpr u32 CLUSTER_BLOCKS = CLUSTER * K_CLUSTER;
+static_assert(CLUSTER == 1 || K_CLUSTER == 1, "blocks share tokens or halve k");
 constexpr u32 CONSUMER_GROUPS = 2, GROUP_THREADS = 128;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 constexpr u32 ACTIVATION_BYTES = TOKENS * CHUNK_COLUMNS * 2;
@@ -36,8 +40,60 @@ constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 OUT_PITCH = 64 * 2 + 16;  // 64 rows of two bytes; the 16 keep the banks apart
 constexpr u32 OUT_BYTES = OUT_TOKENS * OUT_PITCH;
-constexpr u32 OUT_BARRIER = 1;   // and the next one, for the second warpgroup
+constexpr u32 OUT_BARRIER = 1;  // and the next one, for the second warpgroup
 constexpr u32 NO_STAGE = ~0u;
+
+struct PrefillRings {
+    RingBarriers<ACTIVATION_STAGES> activations;
+    RingBarriers<WEIGHT_STAGES> weights;
+
+    __device__ __forceinline__ explicit PrefillRings(u32 base)
+        : activations{base + BARRIERS_AT}, weights{base + BARRIERS_AT + activations.BYTES} {}
+};
+
+// One thread: the block's part of every chunk of activations, to all blocks of the cluster.
+__device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base, u32 rank) {
+    constexpr u32 PART = TOKENS / CLUSTER;
+    const PrefillRings rings(base);
+    RingPlace<ACTIVATION_STAGES> place{0, 1};
+    wait_for_prerequisites();
+    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
+        const PrefillTile tile = tiles.at(item, rank);
+        for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
+            const u32 barrier = rings.activations.full(place.stage);
+            const u32 own = CLUSTER > 1 ? rank * PART : 0;
+            const u32 to = base + place.stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2, token = tile.first_token + own;
+            mbarrier_wait(rings.activations.empty(place.stage), place.parity);
+            mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
+            if constexpr (CLUSTER > 1) {
+                tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier, (1 << CLUSTER) - 1);
+            } else {
+                tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier);
+            }
+            place.advance();
+        }
+    }
+}
+
+// One thread: the block's weights.
+__device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base, u32 rank) {
+    const PrefillRings rings(base);
+    RingPlace<WEIGHT_STAGES> place{0, 1};
+    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
+        const PrefillTile tile = tiles.at(item, rank);
+        const u32 bytes = tile.row_tiles * TILE_BYTES;
+        for (u32 group = tile.first_group; group < tile.last_group; ++group) {
+            const u32 barrier = rings.weights.full(place.stage);
+            mbarrier_wait(rings.weights.empty(place.stage), place.parity);
+            mbarrier_arrive_expect(barrier, bytes);
+            if (bytes != 0) {
+                bulk_load(base + WEIGHTS_AT + place.stage * WEIGHT_BYTES,
+                          args.gemm.b + prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles), bytes, barrier);
+            }
+            place.advance();
+        }
+    }
+}
 
 // A 64-row block's sums of OUT_TOKENS tokens to shared memory, transposed on the way: tokens down, rows across.
 // `to` is where the lane's row of the first four 8x8 matrices goes: (tokens 0-7, rows 0-7), (0-7, 8-15), (8-15, 0-7), ...
@@ -57,87 +113,30 @@ __device__ __forceinline__ void stage_results(const ResultWriter& writer, const 
     }
 }
 
-// The same to global memory, an element at a time: fp32, and rows that the copy engine cannot store.
-__device__ __forceinline__ void write_sums(const ResultWriter& writer, const float* sums, u32 token, u32 row, float bias,
-                                           float bias_high) {
-#pragma unroll
-    for (u32 q = 0; q < TOKENS / 8; ++q) {
-        write_result(writer, token + 8 * q, row, sums[4 * q], bias);
-        write_result(writer, token + 8 * q + 1, row, sums[4 * q + 1], bias);
-        write_result(writer, token + 8 * q, row + 8, sums[4 * q + 2], bias_high);
-        write_result(writer, token + 8 * q + 1, row + 8, sums[4 * q + 3], bias_high);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
-#if CLUSTER > 1
-__cluster_dims__(CLUSTER, 1, 1)
+#if CLUSTER * K_CLUSTER > 1
+__cluster_dims__(CLUSTER * K_CLUSTER, 1, 1)
 #endif
 gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     extern __shared__ __align__(1024) u8 shared[];
     const u32 base = shared_address(shared);
-    const u32 activations_full = base + BARRIERS_AT;
-    const u32 activations_empty = activations_full + ACTIVATION_STAGES * MBARRIER_BYTES;
-    const u32 weights_full = activations_empty + ACTIVATION_STAGES * MBARRIER_BYTES;
-    const u32 weights_empty = weights_full + WEIGHT_STAGES * MBARRIER_BYTES;
+    const PrefillRings rings(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
-    const PrefillTiles<ROW_TILES, TOKENS, CLUSTER, RASTER_TOKENS> tiles(args.gemm);
+    const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
+    const Tiles tiles(args.gemm);
 
     if (threadIdx.x == 0) {
-        for (u32 i = 0; i < ACTIVATION_STAGES; ++i) {
-            mbarrier_init(activations_full + i * MBARRIER_BYTES, 1);
-            mbarrier_init(activations_empty + i * MBARRIER_BYTES, CONSUMER_GROUPS * CLUSTER);
-        }
-        for (u32 i = 0; i < WEIGHT_STAGES; ++i) {
-            mbarrier_init(weights_full + i * MBARRIER_BYTES, 1);
-            mbarrier_init(weights_empty + i * MBARRIER_BYTES, CONSUMER_GROUPS * 4);
-        }
+        tensor_map_prefetch(&args.activations);
+        rings.activations.init(CONSUMER_GROUPS * CLUSTER);
+        rings.weights.init(CONSUMER_GROUPS * 4);
         mbarrier_fence_init();
     }
     if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
-    start_dependents();
 
     if (warp < 4) {
         lower_registers<PRODUCER_REGISTERS>();
-        if (warp == 0 && lane == 0) {  // activations
-            u32 stage = 0, parity = 1;
-            wait_for_prerequisites();
-            for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
-                const PrefillTile tile = tiles.at(item, rank);
-                for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
-                    const u32 barrier = activations_full + stage * MBARRIER_BYTES;
-                    const u32 part = rank * (TOKENS / CLUSTER);
-                    const u32 to = base + stage * ACTIVATION_BYTES + part * CHUNK_COLUMNS * 2;
-                    mbarrier_wait(activations_empty + stage * MBARRIER_BYTES, parity);
-                    mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
-                    if constexpr (CLUSTER > 1) {
-                        tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, tile.first_token + part,
-                                              barrier, (1 << CLUSTER) - 1);
-                    } else {
-                        tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, tile.first_token, barrier);
-                    }
-                    if (++stage == ACTIVATION_STAGES) stage = 0, parity ^= 1;
-                }
-            }
-        } else if (warp == 1 && lane == 0) {  // weights
-            u32 stage = 0, parity = 1;
-            for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
-                const PrefillTile tile = tiles.at(item, rank);
-                const u32 bytes = tile.row_tiles * TILE_BYTES;
-                for (u32 group = tile.first_group; group < tile.last_group; ++group) {
-                    const u32 barrier = weights_full + stage * MBARRIER_BYTES;
-                    mbarrier_wait(weights_empty + stage * MBARRIER_BYTES, parity);
-                    mbarrier_arrive_expect(barrier, bytes);
-                    if (bytes != 0) {
-                        bulk_load(base + WEIGHTS_AT + stage * WEIGHT_BYTES,
-                                  args.gemm.b + prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles), bytes,
-                                  barrier);
-                    }
-                    if (++stage == WEIGHT_STAGES) stage = 0, parity ^= 1;
-                }
-            }
-        }
+        if (warp == 0 && lane == 0) send_activations(args, tiles, base, rank);
+        if (warp == 1 && lane == 0) send_weights(args, tiles, base, rank);
         if constexpr (CLUSTER > 1) {
             __syncwarp();
             cluster_sync();  // shared memory must outlive what the other block sends
@@ -146,49 +145,49 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     }
 
     raise_registers<CONSUMER_REGISTERS>();
-    const u32 group = warp / 4 - 1, group_warp = warp % 4, g = lane / 4, t = lane % 4;
+    const u32 group = warp / 4 - 1, group_warp = warp % 4, group_thread = threadIdx.x % GROUP_THREADS;
+    const u32 g = lane / 4, t = lane % 4;
     const auto own_tile = [&](u32 block) { return (group * ROW_BLOCKS + block) * 4 + group_warp; };
+    const auto release_activations = [&](u32 stage) {
+        if constexpr (CLUSTER > 1) {
+            if (group_thread < CLUSTER) mbarrier_arrive_remote(rings.activations.empty(stage), group_thread);
+        } else {
+            if (group_thread == 0) mbarrier_arrive(rings.activations.empty(stage));
+        }
+    };
+    const float alpha = gemm_alpha(args.gemm);
+    const u32 tokens = uniform(wgmma_tile_low(base));
+
     u32 codes[ROW_BLOCKS], scales[ROW_BLOCKS];
 #pragma unroll
-    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+    for (u32 b = 0; b < ROW_BLOCKS; ++b) {  // beyond the last row tile: read it again
         const u32 tile = base + WEIGHTS_AT + min(own_tile(b), (u32)(ROW_TILES - 1)) * TILE_BYTES;
         codes[b] = tile + prepacked_codes_offset(0, lane);
         scales[b] = tile + prepacked_scales_offset(0, g);
     }
-    const u32 tokens = uniform(wgmma_tile_low(base));
-    const float alpha = gemm_alpha(args.gemm);
-    const auto release_activations = [&](u32 stage) {
-        const u32 barrier = activations_empty + stage * MBARRIER_BYTES;
-        if constexpr (CLUSTER > 1) {
-            if (threadIdx.x % GROUP_THREADS < CLUSTER) mbarrier_arrive_remote(barrier, threadIdx.x % GROUP_THREADS);
-        } else {
-            if (threadIdx.x % GROUP_THREADS == 0) mbarrier_arrive(barrier);
-        }
-    };
-
-    u32 activation_stage = 0, activation_parity = 0, weight_stage = 0, weight_parity = 0, out_half = 0;
+    RingPlace<ACTIVATION_STAGES> activation_place{0, 0};
+    RingPlace<WEIGHT_STAGES> weight_place{0, 0};
     u32 fragments[2][ROW_BLOCKS][16];
-    float sums[ROW_BLOCKS][SUMS];
-    // The second warpgroup starts LEAD chunks late and stays so: one writes its results while the other multiplies.
-    if (LEAD != 0 && group == 1) __nanosleep(LEAD * 500);
+    u32 out_half = 0;
 
-    for (u32 item = blockIdx.x / CLUSTER; item < tiles.count; item += gridDim.x / CLUSTER) {
+    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
         const PrefillTile tile = tiles.at(item, rank);
+        float sums[ROW_BLOCKS][SUMS];
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
             for (u32 i = 0; i < SUMS; ++i) sums[b][i] = 0.0f;
         }
-        u32 read_stage = NO_STAGE;  // still read by products under way
+        u32 read_stage = NO_STAGE;  // of activations, still read by products under way
         for (u32 k = tile.first_group; k < tile.last_group; ++k) {
-            mbarrier_wait(weights_full + weight_stage * MBARRIER_BYTES, weight_parity);
+            mbarrier_wait(rings.weights.full(weight_place.stage), weight_place.parity);
 #pragma unroll
             for (u32 c = 0; c < GROUP_CHUNKS; ++c) {
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-                    const u32 stage = weight_stage * WEIGHT_BYTES;
-                    const Words4 words = load_shared_16(codes[b] + stage + prepacked_codes_offset(c, 0));
-                    const Words2 scale_words = load_shared_8(scales[b] + stage + prepacked_scales_offset(c, 0) - TILE_CODE_BYTES);
+                    const u32 at = weight_place.stage * WEIGHT_BYTES;
+                    const Words4 words = load_shared_16(codes[b] + at + prepacked_codes_offset(c, 0));
+                    const Words2 scale_words = load_shared_8(scales[b] + at + prepacked_scales_offset(c, 0) - TILE_CODE_BYTES);
                     const ChunkScales low = Weights::decode_scales(scale_words.word[0]);
                     const ChunkScales high = Weights::decode_scales(scale_words.word[1]);
 #pragma unroll
@@ -198,10 +197,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
                 if (c + 1 == GROUP_CHUNKS) {
                     __syncwarp();
-                    if (lane == 0) mbarrier_arrive(weights_empty + weight_stage * MBARRIER_BYTES);
+                    if (lane == 0) mbarrier_arrive(rings.weights.empty(weight_place.stage));
                 }
-                mbarrier_wait(activations_full + activation_stage * MBARRIER_BYTES, activation_parity);
-                const u32 chunk_tokens = tokens + activation_stage * (ACTIVATION_BYTES >> 4);
+                mbarrier_wait(rings.activations.full(activation_place.stage), activation_place.parity);
+                const u32 chunk_tokens = tokens + activation_place.stage * (ACTIVATION_BYTES >> 4);
                 wgmma_fence();
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j) {
@@ -214,30 +213,50 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 wgmma_commit();
                 wgmma_wait<1>();
                 if (read_stage != NO_STAGE) release_activations(read_stage);
-                read_stage = activation_stage;
-                if (++activation_stage == ACTIVATION_STAGES) activation_stage = 0, activation_parity ^= 1;
+                read_stage = activation_place.stage;
+                activation_place.advance();
             }
-            if (++weight_stage == WEIGHT_STAGES) weight_stage = 0, weight_parity ^= 1;
+            weight_place.advance();
         }
         wgmma_wait<0>();
         settle(sums);
         release_activations(read_stage);
 
+        if constexpr (K_CLUSTER > 1) {  // over the activations, which are all read
+            const u32 place = base + group_thread * 16;
+            cluster_sync();
+            if (group != rank) {
+                const u32 remote = address_in_block(place, group);
+#pragma unroll
+                for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+                    for (u32 i = 0; i < SUMS; i += 4) {
+                        store_cluster_floats(remote + (b * SUMS + i) * GROUP_THREADS * 4, sums[b] + i);
+                    }
+                }
+            }
+            cluster_sync();
+            if (group != rank) continue;
+#pragma unroll
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+#pragma unroll
+                for (u32 i = 0; i < SUMS; i += 4) add_shared_floats(sums[b] + i, place + (b * SUMS + i) * GROUP_THREADS * 4);
+            }
+        }
         const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, tile.split);
         const bool by_copy = !writer.wide && args.gemm.n % 8 == 0 && (u64)writer.out % 16 == 0;
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
             const u32 block_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
             const u32 row = block_row + group_warp * TILE_ROWS + g;
-            const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
-            apply_first<SUMS>(writer, sums[b]);
-            if (!by_copy) {
-                if (own_tile(b) < tile.row_tiles) write_sums(writer, sums[b], tile.first_token + 2 * t, row, bias, bias_high);
+            if (!by_copy) {  // fp32, and rows that the copy engine cannot store
+                if (own_tile(b) < tile.row_tiles) write_sums<TOKENS / 8>(args.gemm, writer, sums[b], tile.first_token + 2 * t, row);
                 continue;
             }
+            const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
             const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
             const u32 rows = end_row > block_row ? min(end_row - block_row, 64u) : 0;
-            const u32 own = threadIdx.x % GROUP_THREADS;
+            apply_first<SUMS>(writer, sums[b]);
 #pragma unroll
             for (u32 pass = 0; pass < TOKENS / OUT_TOKENS; ++pass) {
                 const u32 out = base + OUT_AT + (group * 2 + out_half) * OUT_BYTES;
@@ -253,9 +272,9 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
                 fence_shared_for_copies();
                 named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
-                const u32 token = tile.first_token + pass * OUT_TOKENS + own;
-                if (own < OUT_TOKENS && token < writer.m && rows != 0) {
-                    bulk_store(writer.out + (token * writer.n + block_row) * 2, out + own * OUT_PITCH, rows * 2);
+                const u32 token = tile.first_token + pass * OUT_TOKENS + group_thread;
+                if (group_thread < OUT_TOKENS && token < writer.m && rows != 0) {
+                    bulk_store(writer.out + (token * writer.n + block_row) * 2, out + group_thread * OUT_PITCH, rows * 2);
                 }
                 bulk_store_commit();
             }

@@ -5,8 +5,8 @@
 // byte of a scale, put there too, is the scale times 2^107 under the exponent bits 0x7000 (times 2^-5). One packed
 // multiplication a register then gives value * scale * 2^-19 (fp16: scales times 2^12 first, product * 2^-7).
 //
-// Logic instructions are the scarce resource: 6 logic + 2 shift + 2 multiply-add for 8 codes in bf16, one shift more
-// in fp16. Left shifts that lose no bits are multiplications, because those run on another pipe.
+// Logic instructions are the scarce resource: 6 logic + 1 shift + 3 multiply-add for 8 codes in bf16, 2 shifts more in
+// fp16. Left shifts that lose no bits are multiplications, because those run on another pipe.
 // Source: fp4rt/prepacked.py for the bit positions.
 #pragma once
 #include "num/constants.cuh"
@@ -25,10 +25,11 @@ struct Bf16Weights {
     static __device__ __forceinline__ void decode_codes(u32 word, u32* a) {
         const u32 moved = multiply_shift<2>(word);  // signs of registers 0 and 2 at their places, 1 and 3 four below
         const u32 first = bit_select(moved, word, 0x88008800u), second = bit_select(moved, word, 0x00880088u);
+        const u32 turned = rotate_left(second, 8);
         a[0] = first & MASK;
         a[1] = multiply_shift<4>(first) & MASK;
-        a[2] = rotate_left(second, 8) & MASK;
-        a[3] = rotate_left(second, 12) & MASK;
+        a[2] = turned & MASK;
+        a[3] = multiply_shift<4>(turned) & MASK;
     }
 
     static __device__ __forceinline__ ChunkScales decode_scales(u32 word) {

@@ -30,6 +30,14 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
+// The shared address in block `rank` of the cluster of what lies at `address` in this block.
+__device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
+    u32 remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+
+// Among all threads of the cluster that have not returned; orders their accesses to each other's shared memory.
 __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

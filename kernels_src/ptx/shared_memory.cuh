@@ -56,6 +56,13 @@ __device__ __forceinline__ void store_shared_floats(u32 address, const float* va
                  : "memory");
 }
 
+// Four floats to another block of the cluster (sm_90): `address` from address_in_block.
+__device__ __forceinline__ void store_cluster_floats(u32 address, const float* value) {
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]),
+                 "f"(value[2]), "f"(value[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ void add_shared_floats(float* sum, u32 address) {
     const Words4 v = load_shared_16(address);
 #pragma unroll

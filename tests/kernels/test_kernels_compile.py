@@ -46,6 +46,12 @@ def test_every_kernel_compiles_without_spills(compiled, arch, capsys):
     assert not spilled, f"{arch}: {spilled}"
 
 
+def test_products_of_warpgroups_run_beside_the_warps_and_are_not_serialized(compiled):
+    serialized = [f"{spec} for {arch}" for (spec, arch), future in compiled.items() if "C7512" in future.result().log]
+    assert not serialized
+    assert any("gemm_small.cu" in str(spec) for spec, _ in compiled)  # which ptxas would say it of
+
+
 def test_every_kernel_file_is_in_the_set():
     from fp4rt.sources import source_names
 
@@ -54,7 +60,9 @@ def test_every_kernel_file_is_in_the_set():
 
 
 def test_no_kernel_needs_a_toolkit_header():
-    assert {spec.source: system_headers_of(spec.source) for spec in all_kernels() if system_headers_of(spec.source)} == {}
+    assert {
+        spec.source: system_headers_of(spec.source) for spec in all_kernels() if system_headers_of(spec.source)
+    } == {}
 
 
 def test_a_kernel_below_its_architecture_fails_loudly_instead_of_running_empty():

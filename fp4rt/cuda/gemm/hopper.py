@@ -7,7 +7,7 @@ kernel's header calls compile-time choices, in the same words, and refuses what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -22,8 +22,8 @@ ARCHS = frozenset({90})
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
 A_TYPES = {"float16": 0, "bfloat16": 1}  # kernels_src/num/constants.cuh
 
-_SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
 _BARRIER_BYTES = 8
+_SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
 _TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 _GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
 _WARPGROUP_THREADS = 128
@@ -58,12 +58,14 @@ class _StageTile:
         row_tiles: tiles of 16 rows of the weight, of one block.
         stage_groups: column groups of 256 in a stage.
         stages: stages on their way.
+        k_cluster: blocks of a cluster, which share k: 1 or 2.
     """
 
     token_tiles: int
     row_tiles: int
     stage_groups: int
     stages: int
+    k_cluster: int = field(default=1, kw_only=True)
 
     source: ClassVar[str]
     entry: ClassVar[str]
@@ -78,17 +80,43 @@ class _StageTile:
         """Tokens and columns that one copy of activations brings."""
         return self.max_tokens, CHUNK_COLUMNS
 
+    @property
+    def _stage_chunks(self) -> int:
+        return self.stage_groups * _GROUP_CHUNKS
+
+    def _plan(self, reduction_bytes: int) -> _SharedPlan:
+        plan = _SharedPlan()
+        plan.add("_WEIGHTS_AT", self.stage_groups * self.row_tiles * TILE_BYTES)
+        plan.add("ACTIVATIONS_AT", self._stage_chunks * self.max_tokens * _TOKEN_BYTES, _SWIZZLE_BYTES)
+        stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
+        plan.nbytes = self.stages * stage_bytes
+        plan.add("BARRIERS_AT", 2 * self.stages * _BARRIER_BYTES)
+        if self.k_cluster > 1 and reduction_bytes <= self.stages * stage_bytes:
+            plan.macros["REDUCTION_AT"] = 0  # over the stages: a block of a cluster has done with them
+        else:
+            plan.add("REDUCTION_AT", reduction_bytes)
+        return plan
+
+    def _stage_defines(self) -> dict[str, int | str]:
+        return {
+            "TOKEN_TILES": self.token_tiles,
+            "ROW_TILES": self.row_tiles,
+            "STAGE_GROUPS": self.stage_groups,
+            "STAGES": self.stages,
+        }
+
     def items(self, n: int, k: int, splits: int) -> int:
         """Pieces of work of a product."""
         return ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles) * splits
 
     def max_splits(self, k: int) -> int:
-        """Parts into which k can be cut."""
-        return ceil_div(ceil_div(k, TILE_COLUMNS), self.stage_groups)
+        """Parts into which k can be cut; 0 where it is too short even for one cluster."""
+        return ceil_div(ceil_div(k, TILE_COLUMNS), self.stage_groups) // self.k_cluster
 
     def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
-        """Blocks to launch."""
-        return min(self.items(n, k, splits), multiprocessors)
+        """Blocks to launch: a block of a cluster has one piece of work."""
+        items = self.items(n, k, splits)
+        return items * self.k_cluster if self.k_cluster > 1 else min(items, multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -98,52 +126,39 @@ class DecodeTile(_StageTile):
     Attributes:
         row_warps, k_warps: consumer warps along the rows and along k (a power of two).
         warp_tiles: row tiles of a warp; row_warps * warp_tiles covers row_tiles.
-        registers: of a consumer thread, a multiple of 8; 0 leaves them as compiled, at most 96.
     """
 
     row_warps: int
     k_warps: int
     warp_tiles: int
-    registers: int = 0
 
     source: ClassVar[str] = "kernels/gemm_decode.cu"
     entry: ClassVar[str] = "gemm_decode"
 
     def __post_init__(self) -> None:
-        _divides("decode, chunks of a stage among k_warps", self.stage_groups * _GROUP_CHUNKS, self.k_warps)
+        _divides("decode, chunks of a stage among k_warps", self._stage_chunks, self.k_warps)
         _divides("decode, row_tiles among warps", self.row_tiles, self.warp_tiles)
 
     @cached_property
     def plan(self) -> _SharedPlan:
         """Shared memory."""
-        plan = _SharedPlan()
-        plan.add("_WEIGHTS_AT", self.stage_groups * self.row_tiles * TILE_BYTES)
-        activation_bytes = self.stage_groups * _GROUP_CHUNKS * self.max_tokens * _TOKEN_BYTES
-        plan.add("ACTIVATIONS_AT", activation_bytes, _SWIZZLE_BYTES)
-        stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
-        plan.nbytes = self.stages * stage_bytes
-        plan.add("BARRIERS_AT", 2 * self.stages * _BARRIER_BYTES)
         sums = self.row_warps * self.token_tiles * self.warp_tiles
-        plan.add("REDUCTION_AT", (self.k_warps - 1) * sums * _SUMS_TILE_BYTES)
-        return plan
+        return self._plan((self.k_warps * self.k_cluster - 1) * sums * _SUMS_TILE_BYTES)
 
     @property
     def threads(self) -> int:
-        """Of a block: the consumers, and one producer warp (a group of four where registers are budgeted)."""
-        return 32 * (self.row_warps * self.k_warps + (4 if self.registers else 1))
+        """Of a block: the consumers and a producer warp."""
+        return 32 * (self.row_warps * self.k_warps + 1)
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
         return {
             "A_TYPE": A_TYPES[a_type],
-            "TOKEN_TILES": self.token_tiles,
-            "ROW_TILES": self.row_tiles,
-            "STAGE_GROUPS": self.stage_groups,
-            "STAGES": self.stages,
+            **self._stage_defines(),
             "ROW_WARPS": self.row_warps,
             "K_WARPS": self.k_warps,
             "WARP_TILES": self.warp_tiles,
-            "CONSUMER_REGISTERS": self.registers,
+            "K_CLUSTER": self.k_cluster,
             **_public(self.plan.macros),
         }
 
@@ -157,14 +172,11 @@ class SmallTile(_StageTile):
     """``gemm_small.cu``: some tens of tokens, wgmma.
 
     Attributes:
-        stages: stages of weights on their way.
-        activation_stages: stages of activations on their way.
         row_groups, k_groups: consumer warpgroups along the rows and along k (1, 2 or 4).
         row_blocks: blocks of 64 rows of a warpgroup.
         fragments: products of 16 columns a commit: 1, 2 or 4.
     """
 
-    activation_stages: int
     row_groups: int
     k_groups: int
     row_blocks: int
@@ -174,21 +186,15 @@ class SmallTile(_StageTile):
     entry: ClassVar[str] = "gemm_small"
 
     def __post_init__(self) -> None:
-        _divides("small, chunks of a stage among k_groups", self.stage_groups * _GROUP_CHUNKS, self.k_groups)
-        commits = self.stage_groups * _GROUP_CHUNKS // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
+        _divides("small, chunks of a stage among k_groups", self._stage_chunks, self.k_groups)
+        commits = self._stage_chunks // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
         _divides("small, commits of a stage in a double buffer", commits, 2)
 
     @cached_property
     def plan(self) -> _SharedPlan:
         """Shared memory."""
-        plan = _SharedPlan()
-        activation_bytes = self.stage_groups * _GROUP_CHUNKS * self.max_tokens * _TOKEN_BYTES
-        plan.add("_ACTIVATIONS_AT", self.activation_stages * activation_bytes)
-        plan.add("WEIGHTS_AT", self.stages * self.stage_groups * self.row_tiles * TILE_BYTES, 128)
-        plan.add("BARRIERS_AT", 2 * (self.stages + self.activation_stages) * _BARRIER_BYTES)
         sums = self.row_groups * self.row_blocks * self.token_tiles
-        plan.add("REDUCTION_AT", (self.k_groups - 1) * sums * 4 * _SUMS_TILE_BYTES)
-        return plan
+        return self._plan((self.k_groups * self.k_cluster - 1) * sums * 4 * _SUMS_TILE_BYTES)
 
     @property
     def threads(self) -> int:
@@ -196,24 +202,22 @@ class SmallTile(_StageTile):
         return _WARPGROUP_THREADS * (self.row_groups * self.k_groups + 1)
 
     @property
-    def registers(self) -> int:
-        """Of a consumer thread: what the producers leave of the 512 a lane slot has."""
-        return {1: 240, 2: 208, 3: 144, 4: 112}[self.row_groups * self.k_groups]
+    def registers(self) -> tuple[int, int]:
+        """Of a consumer and of a producer thread: the block's registers as they were at entry, shared out anew."""
+        return {1: (240, 40), 2: (232, 40), 4: (112, 32)}[self.row_groups * self.k_groups]
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
         return {
             "A_TYPE": A_TYPES[a_type],
-            "TOKEN_TILES": self.token_tiles,
-            "ROW_TILES": self.row_tiles,
-            "STAGE_GROUPS": self.stage_groups,
-            "WEIGHT_STAGES": self.stages,
-            "ACTIVATION_STAGES": self.activation_stages,
+            **self._stage_defines(),
             "ROW_GROUPS": self.row_groups,
             "K_GROUPS": self.k_groups,
             "ROW_BLOCKS": self.row_blocks,
+            "K_CLUSTER": self.k_cluster,
             "FRAGMENTS": self.fragments,
-            "CONSUMER_REGISTERS": self.registers,
+            "CONSUMER_REGISTERS": self.registers[0],
+            "PRODUCER_REGISTERS": self.registers[1],
             **_public(self.plan.macros),
         }
 
@@ -233,8 +237,9 @@ class PrefillTile:
         activation_stages: chunks of 64 columns of activations on their way.
         weight_stages: column groups of 256 of weights on their way.
         raster_tokens: token tiles swept together.
-        cluster: blocks that share their activations.
-        lead: chunks by which the first warpgroup runs ahead; 0 to 4.
+        cluster: blocks of a cluster that share their activations: 1 or 2.
+        k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
+        out_tokens: tokens of a block of 64 rows that leave together, a multiple of 16 that divides tokens.
     """
 
     tokens: int
@@ -244,16 +249,16 @@ class PrefillTile:
     weight_stages: int
     raster_tokens: int
     cluster: int = 1
-    lead: int = 0
+    out_tokens: int = 64
+    k_cluster: int = 1
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
     threads: ClassVar[int] = 3 * _WARPGROUP_THREADS
 
-    @property
-    def out_tokens(self) -> int:
-        """Tokens that leave together."""
-        return next(t for t in (64, 48, 32, 16) if self.tokens % t == 0)
+    def __post_init__(self) -> None:
+        _divides("prefill, tokens in passes of out_tokens", self.tokens, self.out_tokens)
+        _divides("prefill, out_tokens in pairs of 8", self.out_tokens, 16)
 
     @property
     def box(self) -> tuple[int, int]:
@@ -281,7 +286,7 @@ class PrefillTile:
             "WEIGHT_STAGES": self.weight_stages,
             "RASTER_TOKENS": self.raster_tokens,
             "CLUSTER": self.cluster,
-            "LEAD": self.lead,
+            "K_CLUSTER": self.k_cluster,
             "OUT_TOKENS": self.out_tokens,
             **_public(self.plan.macros),
         }
@@ -291,13 +296,15 @@ class PrefillTile:
         return _spec(self, a_type)
 
     def max_splits(self, k: int) -> int:
-        """Parts into which k can be cut."""
-        return ceil_div(k, TILE_COLUMNS)
+        """Parts into which k can be cut; 0 where it is too short even for one cluster."""
+        return ceil_div(k, TILE_COLUMNS) // self.k_cluster
 
     def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
         """Blocks to launch."""
         row_clusters = ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
         clusters = ceil_div(m, self.tokens) * row_clusters * splits
+        if self.k_cluster > 1:  # a block of such a cluster has one tile
+            return clusters * self.k_cluster
         return min(clusters, multiprocessors // self.cluster) * self.cluster
 
 

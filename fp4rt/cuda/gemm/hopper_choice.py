@@ -7,6 +7,7 @@ times chunks, times waves of blocks. Products and decoding add up, because both 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, HopperTile, PrefillTile, SmallTile
@@ -16,11 +17,12 @@ from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
-__all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "hopper_specs"]
+__all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "kernel_specs"]
 
 DECODE_TOKENS = 16
 SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
+_PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
 # Cycles, measured on an H200 at its usual clocks
@@ -46,16 +48,29 @@ def choose_hopper(
             f"the {kernel} kernel takes at most {most} tokens, got m = {m}; use the prefill kernel"
         )
     if kernel is None and multiprocessors == MEASURED_MULTIPROCESSORS:
-        for largest_m, tile, splits in MEASURED.get((n, k), ()):
+        for largest_m, tile in MEASURED.get((n, k), ()):
             if m <= largest_m:
-                return tile, splits, f"measured fastest for n = {n}, k = {k} up to m = {largest_m}"
+                return _narrowed(tile, m), 1, f"measured fastest around m = {m} for n = {n}, k = {k}"
     tile = _estimated(m, n, k, multiprocessors, kernel)
     return tile, 1, f"estimated fastest for m = {m}, n = {n}, k = {k} on {multiprocessors} multiprocessors"
 
 
+def _narrowed(tile: HopperTile, m: int) -> HopperTile:
+    """A tile of all tokens, cut down to the tokens there are."""
+    if not isinstance(tile, PrefillTile):
+        return replace(tile, token_tiles=min(tile.token_tiles, ceil_div(m, 8)))
+    tokens = min(tile.tokens, round_up(m, _PREFILL_TOKENS))
+    return replace(tile, tokens=tokens, out_tokens=_out_tokens(tokens))
+
+
+def _out_tokens(tokens: int) -> int:
+    return next(t for t in (64, 48, 32, 16) if tokens % t == 0)
+
+
 @lru_cache(maxsize=4096)
 def _estimated(m: int, n: int, k: int, multiprocessors: int, kernel: str | None) -> HopperTile:
-    if kernel == "decode" or (kernel is None and m <= DECODE_TOKENS):
+    few_rows = ceil_div(n, TILE_ROWS) <= 2 * multiprocessors  # most of a 64-row product would be empty
+    if kernel == "decode" or (kernel is None and m <= (2 * DECODE_TOKENS if few_rows else DECODE_TOKENS)):
         return _decode(m, n, multiprocessors)
     candidates: list[HopperTile] = []
     if kernel == "small" or (kernel is None and m <= SMALL_TOKENS):
@@ -100,7 +115,7 @@ def _small_tiles(m: int) -> list[HopperTile]:
     tokens = ceil_div(m, 8)
     found: list[HopperTile] = []
     # row tiles, row groups, k groups, row blocks, fragments
-    for row_tiles, row_groups, k_groups, row_blocks, fragments in (
+    for row_tiles, *division in (
         (4, 1, 2, 1, 4),
         (8, 2, 1, 1, 4),
         (12, 4, 1, 1, 2),
@@ -111,25 +126,25 @@ def _small_tiles(m: int) -> list[HopperTile]:
             fitting = [
                 tile
                 for stages in range(2, 7)
-                if (tile := _small(tokens, row_tiles, stages, row_groups, k_groups, row_blocks, fragments, k_cluster))
+                if (tile := _small(tokens, row_tiles, stages, *division, k_cluster=k_cluster))
             ]
             found += fitting[-1:]
     return found
 
 
-def _small(tokens: int, row_tiles: int, stages: int, *division: int) -> SmallTile | None:
+def _small(tokens: int, row_tiles: int, stages: int, *division: int, k_cluster: int) -> SmallTile | None:
     try:
-        tile = SmallTile(tokens, row_tiles, 1, stages, *division)
+        tile = SmallTile(tokens, row_tiles, 1, stages, *division, k_cluster=k_cluster)
     except ShapeError:
         return None
     return tile if tile.plan.nbytes <= MAX_SHARED_BYTES else None
 
 
 def _prefill_tiles(m: int) -> list[HopperTile]:
-    widths = {t for t in (64, 96, 128, 192, 256) if t <= max(64, m)} | {min(256, round_up(m, 16))}
+    widths = {t for t in (64, 96, 128, 192, 256) if t <= max(64, m)} | {min(256, round_up(m, _PREFILL_TOKENS))}
     found: list[HopperTile] = []
     for tokens in widths:
-        out_tokens = next(t for t in (64, 48, 32, 16) if tokens % t == 0)
+        out_tokens = _out_tokens(tokens)
         for k_cluster in (1, 2):
             depth = (8, 3) if tokens <= 128 else (4, 2)
             found.append(PrefillTile(tokens, 1, 8, *depth, 8, out_tokens=out_tokens, k_cluster=k_cluster))
@@ -138,10 +153,13 @@ def _prefill_tiles(m: int) -> list[HopperTile]:
     return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 
-def hopper_specs() -> Iterator[KernelSpec]:
-    """Compilations of the tiles of usual sizes, for both activation types."""
-    tiles = {tile for rows in MEASURED.values() for _, tile, _ in rows}
-    tiles |= {choose_hopper(m, 5120, 5120, 132)[0] for m in (1, 32, 512)}
-    for tile in sorted(tiles, key=str):
-        for a_type in ("float16", "bfloat16"):
-            yield tile.spec(a_type)
+def kernel_specs() -> Iterator[KernelSpec]:
+    """Compilations of the measured tiles for bf16 activations, and of one tile a kernel for fp16.
+
+    Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
+    """
+    tiles = sorted({tile for rows in MEASURED.values() for _, tile in rows}, key=str)
+    for tile in tiles:
+        yield tile.spec("bfloat16")
+    for kernel in (DecodeTile, SmallTile, PrefillTile):
+        yield next(tile for tile in tiles if isinstance(tile, kernel)).spec("float16")

@@ -199,7 +199,7 @@ def launch(
     else:
         plan.kernel.launch(grid, block, args, stream)
     if plan.finish is not None:
-        launch_dependent(plan.finish, (ceil_div(n, FINISH_COLUMNS) * m, 1, 1), (FINISH_THREADS, 1, 1), args, stream)
+        plan.finish.launch((ceil_div(n, FINISH_COLUMNS) * m, 1, 1), (FINISH_THREADS, 1, 1), args, stream)
 
 
 def _temporary(nbytes: int, device: Device, stream: int) -> Any:

@@ -1,13 +1,161 @@
-"""Stand-in until the packing kernels' launcher lands (GEMM-Hopper: overwrite this file)."""
+"""Packing a weight into the prepacked layout on the device, and out of it: the launches of gemm_prepack.cu.
+
+The tiles are those of ``fp4rt.prepacked.pack``, byte for byte, and so are the records of blocks that a tile cannot give
+back exactly. How many there are is known only after packing, so :func:`prepack` waits for the device once; a weight
+that this library quantized has none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fp4rt import interop
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.results import copy_bytes, new_memory, result
+from fp4rt.format import BLOCK, CODES_PER_BYTE
+from fp4rt.interop import cuda_driver
+from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
+from fp4rt.pool import data_tag, scale_tag
+from fp4rt.prepacked import RECORD_BYTES, PrepackedWeight, check_version, tiles_shape
+from fp4rt.tensor import QuantizedTensor
+
+if TYPE_CHECKING:
+    from fp4rt.backend import QuantizedViews
+    from fp4rt.device import Device
+    from fp4rt.layout import ScaleLayout
+
+__all__ = ["kernel_specs", "pack_tiles", "prepack", "unpack"]
+
+ARGUMENTS = argument_struct("kernels/gemm_prepack.cuh", "PrepackArguments")
+SOURCE = "kernels/gemm_prepack.cu"
+PACK, UNPACK, WRITE_RECORDS, RESTORE_RECORDS = (
+    KernelSpec(SOURCE, entry) for entry in ("gemm_pack", "gemm_unpack", "gemm_write_records", "gemm_restore_records")
+)
+THREADS = 128
+ROWS_A_BLOCK = THREADS // 32  # of gemm_write_records: one warp a row
 
 
-def prepack(b, stream):
-    raise NotImplementedError
+def kernel_specs() -> Iterator[KernelSpec]:
+    """One compilation: the entries share it."""
+    yield PACK
 
 
-def unpack(weight, stream):
-    raise NotImplementedError
+def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
+    """See :class:`fp4rt.backend.Backend`. Waits for the device."""
+    n, k = b.shape
+    device, library = b.data.device, b.data.library
+    tiles = new_memory(tiles_shape(n, k), "uint8", device, stream)
+    counts = new_memory((n,), "float32", device, stream)  # u32, of the same size
+    _clear(counts.pointer, counts.nbytes, device, stream)
+    pack_tiles(b, tiles.pointer, stream, counts.pointer)
+    changed = _read(counts.pointer, n, device, stream)
+    count = int(changed.sum(dtype=np.int64))
+    records = new_memory((count, RECORD_BYTES), "uint8", device, stream)
+    if count:
+        begins = np.concatenate([[0], np.cumsum(changed[:-1])]).astype(np.uint32)
+        _write(counts.pointer, begins, device, stream)
+        args = _arguments(b, 0, counts.pointer, records.pointer, count)
+        WRITE_RECORDS.on(device.index).launch((ceil_div(n, ROWS_A_BLOCK), 1, 1), (THREADS, 1, 1), args, stream)
+    scale = new_memory((1,), "float32", device, stream)
+    copy_bytes(scale.pointer, b.global_scale.pointer, 4, device, stream)
+    return PrepackedWeight(
+        result(tiles, tiles_shape(n, k), "uint8", library),
+        result(records, (count, RECORD_BYTES), "uint8", library),
+        result(scale, (1,), "float32", library),
+        b.shape,
+        b.layout.name,
+        b.padded_n,
+    )
 
 
-def pack_tiles(b, to, stream):
-    raise NotImplementedError
+def pack_tiles(b: QuantizedViews, to: int, stream: int, counts: int = 0) -> None:
+    """The tiles of ``b`` at address ``to``, and at ``counts``, where given, how many records each row needs."""
+    groups, row_tiles, _ = tiles_shape(*b.shape)
+    args = _arguments(b, to, counts, 0, 0)
+    PACK.on(b.data.device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
+
+
+def unpack(weight: PrepackedWeight, stream: int) -> QuantizedTensor:
+    """See :class:`fp4rt.backend.Backend`."""
+    check_version(weight)
+    (n, k), padded_n, layout = weight.shape, weight.padded_n, get_layout(weight.layout)
+    views = [interop.view(a, "weight", stream) for a in (weight.data, weight.restored, weight.global_scale)]
+    tiles, restored, source_scale = views
+    device, library, count = tiles.device, tiles.library, restored.shape[0]
+    columns = block_columns(padded_n)
+    data = new_memory(data_shape(n, padded_n), "uint8", device, stream, data_tag(n, k, padded_n))
+    scale_shape = layout.shape(n, columns)
+    scales = new_memory(scale_shape, "uint8", device, stream, scale_tag(layout.name, n, k, padded_n))
+    for buffer in (data, scales):
+        _clear(buffer.pointer, buffer.nbytes, device, stream)
+    args = _pack(
+        (data.pointer, scales.pointer, tiles.pointer, 0, restored.pointer), (n, k), columns, layout, int(count)
+    )
+    groups, row_tiles, _ = tiles_shape(n, k)
+    UNPACK.on(device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
+    if count:
+        RESTORE_RECORDS.on(device.index).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
+    scale = new_memory((1,), "float32", device, stream)
+    copy_bytes(scale.pointer, source_scale.pointer, 4, device, stream)
+    return QuantizedTensor.trusted(
+        result(data, data_shape(n, padded_n), "uint8", library),
+        result(scales, scale_shape, "uint8", library),
+        result(scale, (1,), "float32", library),
+        weight.shape,
+        layout.name,
+        padded_n,
+    )
+
+
+def _arguments(b: QuantizedViews, tiles: int, counts: int, records: int, count: int) -> bytes:
+    return _pack((b.data.pointer, b.scales.pointer, tiles, counts, records), b.shape, b.columns, b.layout, count)
+
+
+def _pack(pointers: tuple[int, ...], shape: tuple[int, int], columns: int, layout: ScaleLayout, count: int) -> bytes:
+    row_bytes = columns * BLOCK // CODES_PER_BYTE
+    return ARGUMENTS.pack(*pointers, row_bytes, *shape, columns, layout.index, count)
+
+
+def _clear(pointer: int, nbytes: int, device: Device, stream: int) -> None:
+    if nbytes:
+        with cuda_driver.on_device(device.index) as driver:
+            driver.call(
+                "cuMemsetD8Async",
+                ctypes.c_uint64(pointer),
+                ctypes.c_ubyte(0),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+
+
+def _read(pointer: int, count: int, device: Device, stream: int) -> np.ndarray:
+    """uint32 (count,) on the host, after the stream's work."""
+    host = np.empty(count, np.uint32)
+    with cuda_driver.on_device(device.index) as driver:
+        driver.call(
+            "cuMemcpyDtoHAsync_v2",
+            ctypes.c_void_p(host.ctypes.data),
+            ctypes.c_uint64(pointer),
+            ctypes.c_size_t(host.nbytes),
+            ctypes.c_void_p(stream),
+        )
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    return host
+
+
+def _write(pointer: int, host: np.ndarray, device: Device, stream: int) -> None:
+    """The host array to the device, read before this returns."""
+    with cuda_driver.on_device(device.index) as driver:
+        driver.call(
+            "cuMemcpyHtoDAsync_v2",
+            ctypes.c_uint64(pointer),
+            ctypes.c_void_p(host.ctypes.data),
+            ctypes.c_size_t(host.nbytes),
+            ctypes.c_void_p(stream),
+        )
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))

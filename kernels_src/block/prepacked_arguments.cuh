@@ -6,4 +6,5 @@
 struct PrepackedGemmArguments {
     TensorMap activations;  // (m, k) fp16 or bf16; tiles of 64 columns, 128 bytes, swizzled by 128 bytes
     GemmArguments gemm;     // `b` are the tiles; `a` and the fields of layouts are unused
+    u32 dependent;          // not 0: launched while the kernel that writes the activations runs
 };

@@ -1,0 +1,69 @@
+"""Tiles measured fastest on one H200, with bf16 activations: (n, k) to rows of (largest m, tile)."""
+
+from __future__ import annotations
+
+from fp4rt.cuda.gemm.hopper import DecodeTile, HopperTile, PrefillTile, SmallTile
+
+__all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS"]
+
+ANY_M = 2**63
+MEASURED_MULTIPROCESSORS = 132
+# Tiles that win for several sizes; one or two per cent are given away so that there are few to compile.
+_ALL_ROWS = PrefillTile(256, 1, 8, 4, 2, 8)
+_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 8, cluster=2)
+_NARROW = PrefillTile(128, 1, 8, 6, 3, 8)
+_NARROW_HALVES = PrefillTile(128, 1, 8, 6, 3, 8, k_cluster=2)
+_NARROW_TALL = PrefillTile(128, 2, 16, 6, 2, 8)
+_MIDDLE = PrefillTile(192, 1, 8, 4, 2, 8)
+_MIDDLE_HALVES = PrefillTile(192, 1, 8, 4, 2, 8, k_cluster=2)
+
+MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
+    (28672, 8192): (
+        (8, DecodeTile(1, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
+        (16, DecodeTile(2, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
+        (32, SmallTile(4, 14, 1, 4, row_groups=2, k_groups=1, row_blocks=2, fragments=2)),
+        (64, SmallTile(8, 14, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=4)),
+        (128, _NARROW_TALL),
+        (192, _MIDDLE),
+        (384, _NARROW_TALL),
+        (512, _NARROW),
+        (1024, _ALL_ROWS),
+        (ANY_M, _SHARED_TOKENS),
+    ),
+    (8192, 28672): (
+        (8, DecodeTile(1, 4, 4, 3, row_warps=4, k_warps=4, warp_tiles=1)),
+        (16, DecodeTile(2, 4, 4, 3, row_warps=4, k_warps=2, warp_tiles=1)),
+        (32, SmallTile(4, 8, 1, 5, row_groups=1, k_groups=2, row_blocks=2, fragments=2, k_cluster=2)),
+        (64, SmallTile(8, 8, 1, 4, row_groups=2, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
+        (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+        (128, _NARROW_HALVES),
+        (192, _MIDDLE_HALVES),
+        (256, PrefillTile(256, 1, 8, 4, 2, 8, k_cluster=2)),
+        (384, _MIDDLE),
+        (2048, _ALL_ROWS),
+        (ANY_M, _SHARED_TOKENS),
+    ),
+    (8192, 8192): (
+        (8, DecodeTile(1, 4, 4, 3, row_warps=2, k_warps=4, warp_tiles=2)),
+        (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=2, warp_tiles=1)),
+        (32, SmallTile(4, 4, 2, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
+        (64, SmallTile(8, 4, 1, 5, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
+        (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+        (128, _NARROW_HALVES),
+        (192, _MIDDLE_HALVES),
+        (256, _NARROW),
+        (384, _MIDDLE),
+        (ANY_M, _ALL_ROWS),
+    ),
+    (4096, 4096): (
+        (8, DecodeTile(1, 2, 2, 8, row_warps=2, k_warps=4, warp_tiles=1)),
+        (16, DecodeTile(2, 2, 2, 7, row_warps=2, k_warps=4, warp_tiles=1)),
+        (32, DecodeTile(4, 2, 2, 5, row_warps=2, k_warps=4, warp_tiles=1)),
+        (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
+        (96, SmallTile(12, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
+        (256, _NARROW_HALVES),
+        (384, _MIDDLE_HALVES),
+        (512, _NARROW),
+        (ANY_M, _ALL_ROWS),
+    ),
+}

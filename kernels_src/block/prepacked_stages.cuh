@@ -1,0 +1,76 @@
+// Weights and activations on their way to shared memory: decode and small, whose tile holds all tokens.
+//
+// One warp fills the stages. A stage takes a unit of k: the block's weights in bulk, the activations by tensor map. Few
+// stages are enough and more are slower: blocks then drift apart and read memory less in order.
+//
+//   stage      [STAGE_GROUPS][ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
+//   beyond the last column group: that group again, times activations that the copy engine fills with 0
+//
+// Defined by the kernel: TOKEN_TILES, ROW_TILES, STAGE_GROUPS, STAGES, ACTIVATIONS_AT (in a stage), STAGE_BYTES,
+// BARRIERS_AT.
+#pragma once
+#include "block/prepacked_arguments.cuh"
+#include "block/prepacked_work.cuh"
+#include "block/ring.cuh"
+#include "ptx/blocks.cuh"
+#include "ptx/cp_async.cuh"
+
+constexpr u32 STAGE_CHUNKS = STAGE_GROUPS * GROUP_CHUNKS;
+constexpr u32 CHUNK_TOKEN_BYTES = 8 * TOKEN_TILES * CHUNK_COLUMNS * 2;
+constexpr u32 GROUP_BYTES = ROW_TILES * TILE_BYTES;  // of one column group in a stage
+static_assert(STAGE_CHUNKS + STAGE_GROUPS <= 32, "each lane of the producer starts at most one copy");
+
+struct PrepackedStages {
+    u32 base;
+    RingBarriers<STAGES> barriers;
+
+    __device__ __forceinline__ explicit PrepackedStages(u32 shared) : base(shared), barriers{shared + BARRIERS_AT} {}
+
+    __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const PrepackedWalk& walk, u32 stage,
+                                                 u32 lane, u64 policy) const {
+        if (lane == 0) {
+            const u32 weight_bytes = STAGE_GROUPS * walk.work.tiles * TILE_BYTES;
+            mbarrier_arrive_expect(barriers.full(stage), weight_bytes + STAGE_CHUNKS * CHUNK_TOKEN_BYTES);
+        }
+        __syncwarp();
+        if (lane < STAGE_GROUPS) {
+            const u32 group = min(walk.unit * STAGE_GROUPS + lane, walk.groups - 1);
+            bulk_load_policy(base + stage * STAGE_BYTES + lane * GROUP_BYTES,
+                             args.gemm.b + prepacked_tile_offset(group, walk.work.first_tile, walk.row_tiles),
+                             walk.work.tiles * TILE_BYTES, barriers.full(stage), policy);
+        }
+    }
+
+    __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const PrepackedWalk& walk,
+                                                     u32 stage, u32 lane) const {
+        if (lane >= 32 - STAGE_CHUNKS) {
+            const u32 chunk = lane - (32 - STAGE_CHUNKS);
+            tensor_load(base + stage * STAGE_BYTES + ACTIVATIONS_AT + chunk * CHUNK_TOKEN_BYTES, &args.activations,
+                        (walk.unit * STAGE_CHUNKS + chunk) * CHUNK_COLUMNS, 0, barriers.full(stage));
+        }
+    }
+
+    // A warp: everything that the block needs.
+    __device__ __forceinline__ void produce(const PrepackedGemmArguments& args, u32 lane) const {
+        const u64 read_once = evict_first_policy();
+        PrepackedWalk walk(args.gemm);
+        RingPlace<STAGES> place{0, 1};
+        if (args.dependent) {  // another kernel is still writing the activations; the first weights need not wait for it
+            const u32 early = min((u32)STAGES, walk.work.last_unit - walk.work.first_unit);
+            PrepackedWalk ahead = walk;
+            for (u32 i = 0; i < early; ++i, ++ahead.unit) send_weights(args, ahead, i, lane, read_once);
+            wait_for_prerequisites();
+            for (u32 i = 0; i < early; ++i) {
+                send_activations(args, walk, i, lane);
+                place.advance();
+                walk.next_unit();
+            }
+        }
+        for (; !walk.done(); walk.next_unit()) {
+            mbarrier_wait(barriers.empty(place.stage), place.parity);
+            send_weights(args, walk, place.stage, lane, read_once);
+            send_activations(args, walk, place.stage, lane);
+            place.advance();
+        }
+    }
+};
