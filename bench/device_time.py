@@ -12,7 +12,9 @@ from typing import Any
 
 import cupy
 
-__all__ = ["FLUSH_BYTES", "copy_of", "device_times", "in_turns", "median_us", "read_bandwidth"]
+__all__ = ["FLUSH_BYTES", "copy_of", "device_times", "event_pairs", "in_turns", "median_us", "read_bandwidth"]
+
+EventPair = tuple[Any, Any]
 
 FLUSH_BYTES = 256 << 20
 _DEVICE_TO_DEVICE = 3
@@ -31,20 +33,26 @@ extern "C" __global__ void __launch_bounds__(512) read_all(const uint4* x, unsig
 }"""
 
 
-def device_times(function: Callable[[], object], repeats: int = 60, warmup: int = 3, flush: bool = True) -> list[float]:
-    """Seconds of each of ``repeats`` calls on the current stream."""
+def device_times(
+    function: Callable[[], object], repeats: int = 60, warmup: int = 3, events: list[EventPair] | None = None
+) -> list[float]:
+    """Seconds of each of ``repeats`` calls on the current stream. ``events``, if given, has one pair a call."""
     cache = cupy.empty(FLUSH_BYTES, cupy.uint8)
     for _ in range(warmup):
         function()
-    events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(repeats)]
+    events = events or event_pairs(repeats)
     for start, end in events:
-        if flush:
-            cache.data.memset_async(0, FLUSH_BYTES)
+        cache.data.memset_async(0, FLUSH_BYTES)
         start.record()
         function()
         end.record()
     cupy.cuda.get_current_stream().synchronize()
     return [cupy.cuda.get_elapsed_time(start, end) / 1e3 for start, end in events]
+
+
+def event_pairs(count: int) -> list[EventPair]:
+    """New events. Where an event lies decides about some tenths of a microsecond: compare with the same ones."""
+    return [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(count)]
 
 
 def median_us(function: Callable[[], object], repeats: int = 60) -> float:
@@ -67,9 +75,10 @@ def copy_of(nbytes: int) -> Callable[[], object]:
 def in_turns(*functions: Callable[[], object], rounds: int = 5, repeats: int = 40) -> list[list[float]]:
     """Seconds of each function's calls; each has its turn in each round, so that none has a better hour."""
     seconds: list[list[float]] = [[] for _ in functions]
+    events = event_pairs(repeats)
     for _ in range(rounds):
         for function, found in zip(functions, seconds, strict=True):
-            found += device_times(function, repeats)
+            found += device_times(function, repeats, events=events)
     return seconds
 
 

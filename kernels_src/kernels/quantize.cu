@@ -43,13 +43,16 @@ __device__ __forceinline__ Run run_of(u32 strip, u32 warp) {
     return {row, blockIdx.x * RUN, tile_row, piece};
 }
 
-// Block k of a lane; zeros where x has none.
-__device__ __forceinline__ void load_block(u32* word, const u8* from, bool there) {
-#pragma unroll
-    for (u32 i = 0; i < BLOCK_WORDS; ++i) word[i] = 0;
-    if (!there) return;
+__device__ __forceinline__ void load_block(u32* word, const u8* from) {
 #pragma unroll
     for (u32 i = 0; i < BLOCK_WORDS; i += 4) load_16(from + 4 * i, word + i);
+}
+
+// Zeros where x has no such block.
+__device__ __forceinline__ void load_block_if(bool there, u32* word, const u8* from) {
+#pragma unroll
+    for (u32 i = 0; i < BLOCK_WORDS; ++i) word[i] = 0;
+    if (there) load_block(word, from);
 }
 
 // The CTA's scales, tile by tile, to where they lie: 16 bytes a thread.
@@ -71,13 +74,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) quantize(cons
     const bool has_row = run.row < a.m;
     const u32 input_end = has_row ? a.input_columns : 0, columns_end = has_row ? a.columns : 0;
 
+    const float global_scale = read_global_scale(a.global_scale, a.global_scale_value);
     const u8* from = a.x + ((i64)run.row * a.row_stride + (u64)column * BLOCK_BYTES);
     u32 word[BLOCKS_PER_LANE][BLOCK_WORDS];
+    if (run.column + RUN <= input_end) {  // almost always
 #pragma unroll
-    for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) {
-        load_block(word[k], from + k * (WARP * BLOCK_BYTES), column + k * WARP < input_end);
+        for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) load_block(word[k], from + k * (WARP * BLOCK_BYTES));
+    } else {
+#pragma unroll
+        for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) {
+            load_block_if(column + k * WARP < input_end, word[k], from + k * (WARP * BLOCK_BYTES));
+        }
     }
-    const float global_scale = read_global_scale(a.global_scale, a.global_scale_value);
     keep_global_scale(a.kept_global_scale, global_scale, strip == 0 && blockIdx.x == 0 && threadIdx.x == 0);
 
     u8* data = a.data + ((u64)run.row * a.columns + column) * CODE_BYTES;
@@ -109,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) quantize(cons
         for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) {
             // Loaded again: an index known only at run time would send the registers to memory.
             const bool there = column + k * WARP < input_end;
-            load_block(word[0], from + k * (WARP * BLOCK_BYTES), there);
+            load_block_if(there, word[0], from + k * (WARP * BLOCK_BYTES));
             Codes codes = {0u, 0u};
             const float t = scaled_maximum<INPUT>(word[0], global_scale);
             const u32 scale_byte = there ? quantize_extreme<INPUT>(word[0], t, global_scale, codes) : 0u;
