@@ -15,7 +15,7 @@ import fp4rt
 __all__ = ["BENCHES", "SUPPORT", "Bench"]
 
 # Modules that measure nothing by themselves.
-SUPPORT = ("__init__", "__main__", "checkpoint_model", "device_time", "make_tables", "rows")
+SUPPORT = ("__init__", "__main__", "checkpoint_model", "device_time", "make_tables", "plot_gemm", "rows")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ BENCHES = (
     Bench("isolation", on_gpu=("--device", "cuda")),
     Bench("pool", on_gpu=("--device", "cuda")),
     Bench("quantize_cuda", needs_gpu=True),
+    Bench("gemm", needs_gpu=True),
     Bench("host_cost_cuda", needs_gpu=True),
     Bench("host_cost_frameworks", needs_gpu=True),
 )

@@ -1,0 +1,182 @@
+"""Products with NVFP4 weights on a CUDA device, beside cuBLAS's bf16 product of the same shape in the same run.
+
+    python -m bench.gemm [--quick] [--no-write]
+
+``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
+time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
+8192 x 8192 x 8192 product; both are measured first. cuBLAS runs before and after each case, as its clocks change with
+the load, and the ratio takes the median of both. L2 is emptied before every call; what a call needs beside its kernel
+(NVFP4 activations to fp16, say) is part of its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import fp4rt
+from bench.device_time import device_times, read_bandwidth
+from bench.rows import Row, print_row, timing, write_rows
+from fp4rt.cuda.gemm.hopper_choice import choose_hopper
+from fp4rt.cuda.kernel import device_attribute, device_target
+
+SHAPES = ((28672, 8192), (8192, 28672), (8192, 8192), (4096, 4096))
+TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
+FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+UNPACKED_TOKENS = (1, 8, 16, 64)
+CUBLAS = "cuBLAS bf16"
+_MULTIPROCESSORS = 16  # cudaDeviceAttr
+_ENOUGH_SECONDS = 0.03  # of the product itself: the clocks settle
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Which operands: ``prepacked`` weights or plain ones, activations of ``a_type``."""
+
+    name: str
+    a_type: str
+    prepacked: bool
+    tokens: tuple[int, ...]
+
+
+KINDS = (
+    Kind("bf16", "bfloat16", True, TOKENS),
+    Kind("fp16", "float16", True, FEWER_TOKENS),
+    Kind("nvfp4", "nvfp4", True, FEWER_TOKENS),
+    Kind("bf16, not prepacked", "bfloat16", False, UNPACKED_TOKENS),
+)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bytes and operations a second of this card, as measured."""
+
+    read: float
+    operations: float
+
+    def microseconds(self, m: int, n: int, k: int) -> float:
+        """Shortest time of a product."""
+        return 1e6 * max(n * k * 9 / 16 / self.read, 2 * m * n * k / self.operations)
+
+
+def measure_bounds() -> Bounds:
+    """Reading 4 GB, and cuBLAS on 8192 x 8192 x 8192 random numbers."""
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    seconds = statistics.median(device_times(lambda: torch.matmul(a, b, out=out), 20))
+    return Bounds(read_bandwidth(), 2 * size**3 / seconds)
+
+
+def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) -> None:
+    """The Hopper kernels of all cases, in as many threads as there are cores."""
+    target = device_target(0)
+    if target.number != 90:
+        return
+    multiprocessors = device_attribute(_MULTIPROCESSORS, 0)
+    specs = {
+        choose_hopper(m, n, k, multiprocessors)[0].spec("bfloat16" if kind.a_type == "bfloat16" else "float16")
+        for n, k in shapes
+        for kind in kinds
+        for m in kind.tokens
+    }
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda spec: spec.compile(target.name), specs))
+
+
+def times_of(function: Callable[[], object]) -> list[float]:
+    """Seconds of each call: 20 to 200 of them, together long enough for the clocks to settle."""
+    once = statistics.median(device_times(function, 5))
+    return device_times(function, int(min(200, max(20, _ENOUGH_SECONDS / once))))
+
+
+def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[Row]:
+    """Every kind and m of one weight."""
+    torch.manual_seed(0)
+    quantized = fp4rt.quantize(torch.randn(n, k, device="cuda", dtype=torch.bfloat16), layout="128x4")
+    prepacked = fp4rt.prepack(quantized)
+    dense = fp4rt.dequantize(quantized, "bfloat16").t()
+    for kind in kinds:
+        weight = prepacked if kind.prepacked else quantized
+        for m in kind.tokens:
+            yield one_case(kind, m, n, k, weight, dense, bounds)
+
+
+def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds: Bounds) -> Row:
+    """One product and its cuBLAS twin."""
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    out, twin_out = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a = fp4rt.quantize(x) if kind.a_type == "nvfp4" else x.to(getattr(torch, kind.a_type))
+
+    def product() -> None:
+        fp4rt.matmul(a, weight, out=out)
+
+    def twin() -> None:
+        torch.matmul(x, dense, out=twin_out)
+
+    product()
+    twin()
+    error = float((out.float() - twin_out.float()).norm() / twin_out.float().norm())
+    limit = 0.2 if kind.a_type == "nvfp4" else 0.01  # NVFP4 activations differ from the bf16 ones of the twin
+    if not error < limit:
+        raise SystemExit(f"{kind.name} {m} x {n} x {k} is wrong: {error} from cuBLAS's product; nothing to measure")
+    reference = times_of(twin)
+    seconds = times_of(product)
+    reference += times_of(twin)
+    microseconds, spread = timing(seconds)
+    explanation = fp4rt.explain(a, weight)
+    return Row(
+        bench="gemm",
+        case=f"{kind.name}, m = {m}, {n} x {k}",
+        time_us=microseconds,
+        spread_us=spread,
+        rate=2 * m * n * k / microseconds / 1e6,
+        unit="TFLOP/s",
+        percent_of_bound=100 * bounds.microseconds(m, n, k) / microseconds,
+        bound="reading the weight or multiplying",
+        ratio=1e6 * statistics.median(reference) / microseconds,
+        reference=CUBLAS,
+        notes={
+            "kind": kind.name,
+            "m": m,
+            "n": n,
+            "k": k,
+            "gb_per_s": n * k * 9 / 16 / microseconds / 1e3,
+            "cublas_us": 1e6 * statistics.median(reference),
+            "bound_us": bounds.microseconds(m, n, k),
+            "kernel": f"{explanation.kernel} {explanation.tile}",
+        },
+    )
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one shape, few m")
+    parser.add_argument("--no-write", action="store_true", help="leave bench/results/ as it is")
+    arguments = parser.parse_args()
+    shapes: tuple[tuple[int, int], ...] = SHAPES
+    kinds: tuple[Kind, ...] = KINDS
+    if arguments.quick:
+        shapes = ((4096, 4096),)
+        kinds = tuple(Kind(kind.name, kind.a_type, kind.prepacked, (1, 64)) for kind in KINDS)
+    compile_ahead(shapes, kinds)
+    bounds = measure_bounds()
+    print(f"reads {bounds.read / 1e9:.0f} GB/s, multiplies {bounds.operations / 1e12:.0f} TFLOP/s")
+    rows = []
+    for n, k in shapes:
+        for row in cases(n, k, kinds, bounds):
+            print_row(row)
+            rows.append(row)
+    if not arguments.no_write:
+        print(write_rows("gemm_cuda", rows))
+
+
+if __name__ == "__main__":
+    main()
