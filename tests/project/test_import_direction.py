@@ -40,7 +40,7 @@ ALLOWED_UPWARD = {("tensor", "api"), ("prepacked", "api")}
 THIRD_PARTY = {
     "cpu": {"numba"},
     "cuda": {"cupy", "cupy_backends", "cuda"},
-    "checkpoint": {"safetensors", "tomli"},
+    "checkpoint": {"safetensors", "tomli", "tomllib"},  # tomllib is the standard library's from 3.11 on
     "compat": {"torch"},
     "torch": {"torch"},
     "jax": {"jax", "jaxlib"},
