@@ -111,7 +111,7 @@ def small_rows() -> Iterator[Row]:
         own, nothing = in_turns(call, partial(empty, (1,), (32,), ()), rounds=ROUNDS)
         above = 1e6 * (statistics.median(own) - statistics.median(nothing))
         notes = {"above_empty_us": round(above, 2), "empty_us": round(1e6 * statistics.median(nothing), 2)}
-        yield row(f"quantize bf16 {m}x{n} {layout}: {above:.1f} us above empty", own, notes=notes)
+        yield row(f"quantize bf16 {m}x{n} {layout}", own, notes=notes)
 
 
 def padded_rows() -> Iterator[Row]:
