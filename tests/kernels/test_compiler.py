@@ -124,6 +124,21 @@ def test_a_header_is_found_in_the_wheels_though_cuda_path_is_broken(tmp_path, mo
     headers.system_include_folder.cache_clear()
 
 
+def test_a_folder_with_a_space_in_its_name_serves_a_kernel_that_needs_a_header(tmp_path, monkeypatch, kernels):
+    wheel = headers.system_include_folder("cuda_fp16.h", NVRTC)
+    toolkit = tmp_path / "CUDA toolkit"
+    toolkit.mkdir()
+    (toolkit / "include").symlink_to(wheel)
+    monkeypatch.setattr(headers, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUDA_PATH", str(toolkit))
+    headers.system_include_folder.cache_clear()
+    kernels(
+        {"kernels/half.cu": '#include <cuda_fp16.h>\nextern "C" __global__ void half_add(half* x) { x[0] += x[1]; }\n'}
+    )
+    assert compile_kernel("kernels/half.cu", {}, "sm_90a").resources()[0].entry == "half_add"
+    headers.system_include_folder.cache_clear()
+
+
 def test_a_missing_header_names_itself_every_folder_and_the_package(tmp_path, monkeypatch):
     include = tmp_path / "with a space" / "include"
     include.mkdir(parents=True)

@@ -11,7 +11,8 @@ import pytest
 
 from fp4rt import interop
 from fp4rt.cpu import reference
-from fp4rt.cuda.quantizers import dequantize, quantize, relayout
+from fp4rt.cuda.quantizers import amax, dequantize, quantize, relayout
+from fp4rt.cuda.quantizers.amax import choose_amax
 from fp4rt.cuda.quantizers.dequantize import choose_dequantize
 from fp4rt.cuda.quantizers.quantize import choose_quantize
 from fp4rt.cuda.quantizers.relayout import choose_relayout
@@ -21,7 +22,7 @@ from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
 POISON = 0xA5
 GUARD = 64
 NAMES = {"quantize": "QuantizeArguments", "quantize_any": "QuantizeAnyArguments", "dequantize": "DequantizeArguments"}
-NAMES["relayout"] = "RelayoutArguments"
+NAMES |= {"relayout": "RelayoutArguments", "amax": "AmaxArguments"}
 
 
 @pytest.fixture(scope="session")
@@ -215,3 +216,30 @@ def test_relayout_keeps_scales_and_zeroes_padding(run, source, target):
             launch = choose_relayout(m, n, padded_n, source, target, to.pointer % 4)
             run(launch, relayout.ARGUMENTS.pack(scales.ctypes.data, to.pointer, *launch.constants))
             assert_bytes(to.check(), reference.relayout(scales, (m, n), columns, source, target), str((m, n, padded_n)))
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+def test_the_global_scale_of_any_view_is_that_of_its_copy_and_the_counters_return_to_zero(run, dtype):
+    rng = np.random.default_rng(7)
+    base = aligned_copy(random_bits(rng, 50, 1040, dtype), 8)
+    row = np.broadcast_to(base[3], (7, 1040))
+    views = [
+        base,
+        base[1:, 1:],
+        base[::-1],
+        base[:, ::-1],
+        base[::3, ::2],
+        base.T,
+        base[:, 16:1024],
+        base[:, 3:500],
+        row,
+    ]
+    views += [base[:1, :1], base[:1, :7], np.zeros_like(base)]
+    to = Poisoned(4)
+    for view in views:
+        seen = interop.view(view)
+        m, n = view.shape
+        launch = choose_amax(3, m, n, *seen.strides, seen.pointer % 16, dtype)
+        run(launch, amax.ARGUMENTS.pack(seen.pointer, to.pointer, *launch.constants, 5))
+        wanted = reference.global_scale(reference.widen(np.ascontiguousarray(view), dtype))
+        assert to.check().view(np.float32)[0] == wanted, (dtype, view.shape, seen.strides)
