@@ -26,8 +26,8 @@ struct PrepackedStages {
 
     __device__ __forceinline__ explicit PrepackedStages(u32 shared) : base(shared), barriers{shared + BARRIERS_AT} {}
 
-    __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const PrepackedWalk& walk, u32 stage,
-                                                 u32 lane, u64 policy) const {
+    __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const PrepackedWalk& walk,
+                                                 u32 stage, u32 lane, u64 policy) const {
         if (lane == 0) {
             const u32 weight_bytes = STAGE_GROUPS * walk.work.tiles * TILE_BYTES;
             mbarrier_arrive_expect(barriers.full(stage), weight_bytes + STAGE_CHUNKS * CHUNK_TOKEN_BYTES);
@@ -55,7 +55,7 @@ struct PrepackedStages {
         const u64 read_once = evict_first_policy();
         PrepackedWalk walk(args.gemm);
         RingPlace<STAGES> place{0, 1};
-        if (args.dependent) {  // another kernel is still writing the activations; the first weights need not wait for it
+        if (args.dependent) {  // another kernel still writes the activations; the first weights need not wait for it
             const u32 early = min((u32)STAGES, walk.work.last_unit - walk.work.first_unit);
             PrepackedWalk ahead = walk;
             for (u32 i = 0; i < early; ++i, ++ahead.unit) send_weights(args, ahead, i, lane, read_once);

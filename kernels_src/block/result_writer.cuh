@@ -62,8 +62,8 @@ __device__ __forceinline__ void write_result(const ResultWriter& writer, u32 tok
 
 // The sums of 16 rows x 8 TOKEN_TILES tokens: a lane's are 4 for every 8 tokens; `token` and `row` are its first.
 template <u32 TILES>
-__device__ __forceinline__ void write_sums(const GemmArguments& args, const ResultWriter& writer, float* sums, u32 token,
-                                           u32 row) {
+__device__ __forceinline__ void write_sums(const GemmArguments& args, const ResultWriter& writer, float* sums,
+                                           u32 token, u32 row) {
     const float bias = bias_or_nothing(args, row), bias_high = bias_or_nothing(args, row + 8);
     apply_first<4 * TILES>(writer, sums);
 #pragma unroll

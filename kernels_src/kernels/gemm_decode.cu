@@ -24,7 +24,7 @@ using Weights = WeightsFor<A_TYPE>;
 
 constexpr u32 CONSUMER_WARPS = ROW_WARPS * K_WARPS;
 constexpr u32 WARP_CHUNKS = STAGE_CHUNKS / K_WARPS;
-constexpr u32 PARTS = K_WARPS * K_CLUSTER;  // sums of each element that meet
+constexpr u32 PARTS = K_WARPS * K_CLUSTER;  // sums of an element, which meet
 constexpr u32 TOKEN_TILE_BYTES = 8 * CHUNK_COLUMNS * 2;
 constexpr u32 SUMS_TILE_BYTES = TILE_ROWS * 8 * 4;
 constexpr u32 REDUCTION_BARRIER = 1;
@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)  // 4
 __cluster_dims__(K_CLUSTER, 1, 1)
 #endif
 gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
-    extern __shared__ __align__(1024) u8 shared[];
-    const u32 base = shared_address(shared);
+    extern __shared__ __align__(1024) u8 shared_memory[];
+    const u32 base = shared_address(shared_memory);
     const PrepackedStages stages(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
@@ -66,7 +66,8 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 codes = own_weights + chunk_codes(k_warp) + lane * 16;
     const u32 scales = own_weights + TILE_CODE_BYTES + chunk_scales(k_warp) + g * 16;
     // Matrices 0..3 of a load are the 16-byte units 0..3 of 8 tokens, then units 4..7: swizzled by the token.
-    const u32 tokens = base + ACTIVATIONS_AT + k_warp * CHUNK_TOKEN_BYTES + lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
+    const u32 own_tokens = base + ACTIVATIONS_AT + k_warp * CHUNK_TOKEN_BYTES;
+    const u32 tokens = own_tokens + lane % 8 * 128 + ((lane / 8 ^ lane % 8) << 4);
     const u32 tokens_high = tokens ^ 64;
 
     Words4 words[WARP_TILES];

@@ -1,4 +1,5 @@
-// The second half of a product whose k was split among blocks: adds the parts in their order, then alpha, bias, rounding.
+// The second half of a product whose k was split among blocks: adds the parts in their order, then alpha, bias, and
+// rounds.
 //
 // On entry: partial (splits, m, n) fp32 holds true sums of parts of k. A block of threads is BLOCK_COLUMNS columns of
 // one token, ceil(n / BLOCK_COLUMNS) * m of them.

@@ -5,9 +5,11 @@
 // their way, one the weights; two consumer warpgroups decode weights to registers, the row operand of wgmma, each for
 // half of the rows, one chunk of 64 columns ahead of the products. Results leave through shared memory by bulk stores.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
-// them (CLUSTER = 2), or halves of k, and add their sums: each warpgroup's in the block with its number (K_CLUSTER = 2).
+// them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
+// (K_CLUSTER = 2).
 //
-//   shared memory   [ACTIVATION_STAGES][TOKENS][128]  [WEIGHT_STAGES][ROW_TILES][2304]  [2][2][OUT_TOKENS][144]  barriers
+//   shared memory   [ACTIVATION_STAGES][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
+//                   [2][2][OUT_TOKENS][144]   barriers
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
 // ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where things lie in shared
@@ -52,7 +54,8 @@ struct PrefillRings {
 };
 
 // One thread: the block's part of every chunk of activations, to all blocks of the cluster.
-__device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base, u32 rank) {
+__device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
+                                                 u32 rank) {
     constexpr u32 PART = TOKENS / CLUSTER;
     const PrefillRings rings(base);
     RingPlace<ACTIVATION_STAGES> place{0, 1};
@@ -62,7 +65,8 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
         for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
             const u32 barrier = rings.activations.full(place.stage);
             const u32 own = CLUSTER > 1 ? rank * PART : 0;
-            const u32 to = base + place.stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2, token = tile.first_token + own;
+            const u32 to = base + place.stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2;
+            const u32 token = tile.first_token + own;
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
             mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
             if constexpr (CLUSTER > 1) {
@@ -76,7 +80,8 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
 }
 
 // One thread: the block's weights.
-__device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base, u32 rank) {
+__device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
+                                             u32 rank) {
     const PrefillRings rings(base);
     RingPlace<WEIGHT_STAGES> place{0, 1};
     for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
@@ -87,8 +92,8 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
             mbarrier_wait(rings.weights.empty(place.stage), place.parity);
             mbarrier_arrive_expect(barrier, bytes);
             if (bytes != 0) {
-                bulk_load(base + WEIGHTS_AT + place.stage * WEIGHT_BYTES,
-                          args.gemm.b + prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles), bytes, barrier);
+                const u64 from = prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles);
+                bulk_load(base + WEIGHTS_AT + place.stage * WEIGHT_BYTES, args.gemm.b + from, bytes, barrier);
             }
             place.advance();
         }
@@ -96,7 +101,8 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
 }
 
 // A 64-row block's sums of OUT_TOKENS tokens to shared memory, transposed on the way: tokens down, rows across.
-// `to` is where the lane's row of the first four 8x8 matrices goes: (tokens 0-7, rows 0-7), (0-7, 8-15), (8-15, 0-7), ...
+// `to` is where the lane's row of the first four 8x8 matrices goes; in (tokens, rows) they are (0-7, 0-7), (0-7, 8-15),
+// (8-15, 0-7), (8-15, 8-15).
 template <u32 (*NARROW)(float, float)>
 __device__ __forceinline__ void stage_results(const ResultWriter& writer, const float* sums, u32 to, float bias,
                                               float bias_high) {
@@ -118,8 +124,8 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
 __cluster_dims__(CLUSTER * K_CLUSTER, 1, 1)
 #endif
 gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
-    extern __shared__ __align__(1024) u8 shared[];
-    const u32 base = shared_address(shared);
+    extern __shared__ __align__(1024) u8 shared_memory[];
+    const u32 base = shared_address(shared_memory);
     const PrefillRings rings(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
@@ -185,9 +191,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             for (u32 c = 0; c < GROUP_CHUNKS; ++c) {
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-                    const u32 at = weight_place.stage * WEIGHT_BYTES;
-                    const Words4 words = load_shared_16(codes[b] + at + prepacked_codes_offset(c, 0));
-                    const Words2 scale_words = load_shared_8(scales[b] + at + prepacked_scales_offset(c, 0) - TILE_CODE_BYTES);
+                    const u32 stage = weight_place.stage * WEIGHT_BYTES;
+                    const u32 chunk_scales = prepacked_scales_offset(c, 0) - prepacked_scales_offset(0, 0);
+                    const Words4 words = load_shared_16(codes[b] + stage + prepacked_codes_offset(c, 0));
+                    const Words2 scale_words = load_shared_8(scales[b] + stage + chunk_scales);
                     const ChunkScales low = Weights::decode_scales(scale_words.word[0]);
                     const ChunkScales high = Weights::decode_scales(scale_words.word[1]);
 #pragma unroll
@@ -240,7 +247,9 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
-                for (u32 i = 0; i < SUMS; i += 4) add_shared_floats(sums[b] + i, place + (b * SUMS + i) * GROUP_THREADS * 4);
+                for (u32 i = 0; i < SUMS; i += 4) {
+                    add_shared_floats(sums[b] + i, place + (b * SUMS + i) * GROUP_THREADS * 4);
+                }
             }
         }
         const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, tile.split);
@@ -250,7 +259,9 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             const u32 block_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
             const u32 row = block_row + group_warp * TILE_ROWS + g;
             if (!by_copy) {  // fp32, and rows that the copy engine cannot store
-                if (own_tile(b) < tile.row_tiles) write_sums<TOKENS / 8>(args.gemm, writer, sums[b], tile.first_token + 2 * t, row);
+                if (own_tile(b) < tile.row_tiles) {
+                    write_sums<TOKENS / 8>(args.gemm, writer, sums[b], tile.first_token + 2 * t, row);
+                }
                 continue;
             }
             const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
@@ -274,7 +285,8 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
                 const u32 token = tile.first_token + pass * OUT_TOKENS + group_thread;
                 if (group_thread < OUT_TOKENS && token < writer.m && rows != 0) {
-                    bulk_store(writer.out + (token * writer.n + block_row) * 2, out + group_thread * OUT_PITCH, rows * 2);
+                    u8* const to_rows = writer.out + (token * writer.n + block_row) * 2;
+                    bulk_store(to_rows, out + group_thread * OUT_PITCH, rows * 2);
                 }
                 bulk_store_commit();
             }

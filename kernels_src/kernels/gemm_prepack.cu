@@ -111,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm_pack(PrepackArguments
         PackedBlock block = load_block(args, layout, across, row, group * TILE_BLOCKS + i % TILE_BLOCKS);
         const u32 magnitude = block.scale & 0x7F;
         for (u32 half = 0; half < 2; ++half) {
-            const u32 word = block.scale >= SIGN_BIT ? block.codes.word[half] ^ SIGN_BITS_OF_CODES : block.codes.word[half];
-            ((u32*)codes)[i * 2 + half] = magnitude == 0 ? 0 : word;
+            const u32 signs = block.scale >= SIGN_BIT ? SIGN_BITS_OF_CODES : 0;  // codes carry the scale's sign
+            ((u32*)codes)[i * 2 + half] = magnitude == 0 ? 0 : block.codes.word[half] ^ signs;
         }
         scales[i] = e5m3_of_e4m3(magnitude);
         if (block.changed && args.counts != nullptr) atomicAdd(args.counts + row, 1u);

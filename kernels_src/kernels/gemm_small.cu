@@ -1,16 +1,19 @@
-// D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for some tens of tokens (m <= 8 TOKEN_TILES): reading and arithmetic even.
+// D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for some tens of tokens (m <= 8 TOKEN_TILES): reading and arithmetic
+// take about as long.
 // On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES x 64; sm_90a.
 //
 // Like gemm_decode.cu, with wgmma: ROW_GROUPS x K_GROUPS consumer warpgroups decode weights to registers, the row
 // operand of m64nNk16, and the tokens are read from shared memory by the tensor cores themselves. A warpgroup owns
 // ROW_BLOCKS blocks of 64 rows and every K_GROUPS-th chunk of 64 columns. While FRAGMENTS products run, the next
-// fragments are decoded into the other half of a double buffer.
-// The sums of K_GROUPS warpgroups, and of the K_CLUSTER blocks of a cluster, meet in shared memory at the end, always in
-// the same order. Decoding and products share the registers' bandwidth: time goes with the sum of both, so instructions count here.
+// fragments are decoded into the other half of a double buffer. The sums of K_GROUPS warpgroups, and of the K_CLUSTER
+// blocks of a cluster, meet in shared memory at the end, always in the same order.
+//
+// What was measured: how decoding and products are interleaved changes nothing. Together they take about as long as one
+// after the other, and so each instruction of the loop counts.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
-// K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in
-// shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+// K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS,
+// and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
 #include "block/result_writer.cuh"
@@ -27,7 +30,7 @@ using Weights = WeightsFor<A_TYPE>;
 constexpr u32 TOKENS = 8 * TOKEN_TILES;
 constexpr u32 CONSUMER_WARPS = 4 * ROW_GROUPS * K_GROUPS;
 constexpr u32 OWN_CHUNKS = STAGE_CHUNKS / K_GROUPS;
-constexpr u32 PARTS = K_GROUPS * K_CLUSTER;  // sums of each element that meet
+constexpr u32 PARTS = K_GROUPS * K_CLUSTER;  // sums of an element, which meet
 static_assert(OWN_CHUNKS * 4 / FRAGMENTS % 2 == 0, "the halves of the double buffer take turns, also across stages");
 constexpr u32 SUMS = TOKENS / 2;  // a lane's sums of one 64-row block
 constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
@@ -39,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)
 __cluster_dims__(K_CLUSTER, 1, 1)
 #endif
 gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
-    extern __shared__ __align__(1024) u8 shared[];
-    const u32 base = shared_address(shared);
+    extern __shared__ __align__(1024) u8 shared_memory[];
+    const u32 base = shared_address(shared_memory);
     const PrepackedStages stages(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 

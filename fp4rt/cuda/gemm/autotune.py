@@ -11,13 +11,14 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fp4rt.cache_folder import cache_folder
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
+from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import candidates, cost
 from fp4rt.cuda.gemm.selection import Choice, choose
@@ -99,10 +100,14 @@ def remember(problem: Problem, choice: Choice, microseconds: float) -> None:
 
 
 def choices(problem: Problem) -> list[Choice]:
-    """What is worth measuring: the choice by estimate first, then the other tiles of the portable kernel."""
+    """What is worth measuring: the choice first, then other tiles."""
     first = choose(problem)
     if first.kernel != "portable":
-        return [first]
+        tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
+        others = (
+            replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:]
+        )
+        return [first, *others]
     a_kind = "float16" if first.activations == "fp16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
     others = [Choice("portable", tile, splits, first.activations, False, "tried") for tile, splits in ranked]

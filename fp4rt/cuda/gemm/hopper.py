@@ -259,6 +259,11 @@ class PrefillTile:
     def __post_init__(self) -> None:
         _divides("prefill, tokens in passes of out_tokens", self.tokens, self.out_tokens)
         _divides("prefill, out_tokens in pairs of 8", self.out_tokens, 16)
+        if self.k_cluster > 1 and self.activation_stages < 2 * self.row_blocks:
+            raise ShapeError(
+                f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} stages, "
+                f"got activation_stages = {self.activation_stages}; choose another tile"
+            )
 
     @property
     def box(self) -> tuple[int, int]:

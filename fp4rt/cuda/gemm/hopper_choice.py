@@ -17,13 +17,15 @@ from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
-__all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "kernel_specs"]
+__all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "estimate", "kernel_specs", "worth_measuring"]
 
 DECODE_TOKENS = 16
 SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
+
+_DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slower
 
 # Cycles, measured on an H200 at its usual clocks
 _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
@@ -71,14 +73,29 @@ def _out_tokens(tokens: int) -> int:
 def _estimated(m: int, n: int, k: int, multiprocessors: int, kernel: str | None) -> HopperTile:
     few_rows = ceil_div(n, TILE_ROWS) <= 2 * multiprocessors  # most of a 64-row product would be empty
     if kernel == "decode" or (kernel is None and m <= (2 * DECODE_TOKENS if few_rows else DECODE_TOKENS)):
-        return _decode(m, n, multiprocessors)
-    candidates: list[HopperTile] = []
-    if kernel == "small" or (kernel is None and m <= SMALL_TOKENS):
-        candidates += _small_tiles(m)
-    if kernel == "prefill" or (kernel is None and m > SMALL_TOKENS // 2):
-        candidates += _prefill_tiles(m)
-    candidates = [tile for tile in candidates if tile.max_splits(k) >= 1]
+        return _decode_tiles(m, n, multiprocessors)[0]
+    candidates = _wide_tiles(m, k, kernel)
     return min(candidates, key=lambda tile: estimate(tile, m, n, k, multiprocessors))
+
+
+def _wide_tiles(m: int, k: int, kernel: str | None = None) -> list[HopperTile]:
+    """Tiles of the small and the prefill kernel that can compute the product."""
+    found: list[HopperTile] = []
+    if kernel == "small" or (kernel is None and m <= SMALL_TOKENS):
+        found += _small_tiles(m)
+    if kernel == "prefill" or (kernel is None and m > SMALL_TOKENS // 2):
+        found += _prefill_tiles(m)
+    return [tile for tile in found if tile.max_splits(k) >= 1]
+
+
+def worth_measuring(m: int, n: int, k: int, multiprocessors: int, most: int = 12) -> list[HopperTile]:
+    """The chosen tile and others that may beat it on the device at hand, the likelier first."""
+    found = [choose_hopper(m, n, k, multiprocessors)[0]]
+    if m <= 2 * DECODE_TOKENS:
+        found += _decode_tiles(m, n, multiprocessors)
+    if m > DECODE_TOKENS // 2:
+        found += sorted(_wide_tiles(m, k), key=lambda tile: estimate(tile, m, n, k, multiprocessors))
+    return list(dict.fromkeys(found))[:most]
 
 
 def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
@@ -96,18 +113,24 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
     return _LAUNCH_CYCLES + ceil_div(blocks, multiprocessors) * (chunks * max(reading, working) + overhead)
 
 
-def _decode(m: int, n: int, multiprocessors: int) -> DecodeTile:
-    """Row tiles a block so that the last wave is full; some 100 KB of weights under way."""
+def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
+    """Row tiles a block so that the last wave is full; around 110 KB of weights under way, best first."""
     rows = ceil_div(n, TILE_ROWS)
     row_tiles = min(range(_MAX_ROW_TILES, 0, -1), key=lambda r: ceil_div(ceil_div(rows, r), multiprocessors) * r)
-    k_warps = max(w for w in (1, 2, 4, 8) if w * row_tiles <= 16)
-    stage_groups = 4 if row_tiles <= 4 else 2 if row_tiles <= 8 else 1
-    wanted = max(2, min(8, round(110_000 / (stage_groups * row_tiles * TILE_BYTES))))
-    tiles = (
-        DecodeTile(ceil_div(m, 8), row_tiles, stage_groups, stages, row_tiles, k_warps, 1)
-        for stages in range(wanted, 1, -1)
-    )
-    return next(tile for tile in tiles if tile.plan.nbytes <= MAX_SHARED_BYTES)
+    most_k_warps = max(w for w in (1, 2, 4, 8) if w * row_tiles <= _MAX_ROW_TILES)
+    usual_groups = 4 if row_tiles <= 4 else 2 if row_tiles <= 8 else 1
+    found: list[tuple[int, DecodeTile]] = []
+    for k_warps in {most_k_warps, max(1, most_k_warps // 2)}:
+        for stage_groups in (1, 2, 4):
+            if stage_groups * 4 % k_warps:
+                continue
+            for stages in range(2, 9):
+                tile = DecodeTile(ceil_div(m, 8), row_tiles, stage_groups, stages, row_tiles, k_warps, 1)
+                under_way = stages * stage_groups * row_tiles * TILE_BYTES
+                unusual = (stage_groups != usual_groups) + (k_warps != most_k_warps)
+                found.append((abs(under_way - _DECODE_BYTES) + unusual * _DECODE_BYTES, tile))
+    found.sort(key=lambda pair: (pair[0], str(pair[1])))
+    return [tile for _, tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 
 def _small_tiles(m: int) -> list[HopperTile]:

@@ -3,6 +3,10 @@
 #include "block.h"
 #include "num/integers.cuh"
 
+struct Words2 {
+    u32 word[2];
+};
+
 struct Words4 {
     u32 word[4];
 };
@@ -24,11 +28,25 @@ inline void emulate_store(u32 address, T v) {
 }
 
 inline Words4 load_shared_16(u32 address) { return emulate_load<Words4>(address); }
+inline Words2 load_shared_8(u32 address) {
+    if (address % 8 != 0) emulation::fail("bad shared address");
+    return emulate_load<Words2>(address);
+}
 inline u32 load_shared_4(u32 address) { return emulate_load<u32>(address); }
 inline u32 load_shared_2(u32 address) { return emulate_load<u16>(address); }
 inline float load_shared_float(u32 address) { return emulate_load<float>(address); }
 inline void store_shared_4(u32 address, u32 value) { emulate_store(address, value); }
 inline void store_shared_float(u32 address, float value) { emulate_store(address, value); }
+
+inline void store_shared_floats(u32 address, const float* value) {
+    if (address % 16 != 0) emulation::fail("bad shared address");
+    for (u32 i = 0; i < 4; ++i) emulate_store(address + 4 * i, value[i]);
+}
+inline void add_shared_floats(float* sum, u32 address) {
+    if (address % 16 != 0) emulation::fail("bad shared address");
+    for (u32 i = 0; i < 4; ++i) sum[i] += emulate_load<float>(address + 4 * i);
+}
+inline void store_cluster_floats(u32, const float*) { emulation::fail("no clusters here"); }
 
 inline Words4 load_matrix_x4(u32 address) {
     const auto* lanes = emulation::exchange(&address, 1);

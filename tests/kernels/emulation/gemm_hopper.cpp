@@ -1,0 +1,27 @@
+// kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks
+// one after the other, which they must not mind.
+#include "block.h"
+
+inline unsigned __shfl_sync(unsigned, unsigned value, int lane) {
+    const auto* lanes = emulation::exchange(&value, 1);
+    const unsigned found = lanes[lane][0];
+    emulation::sync_warp();
+    return found;
+}
+
+#include SOURCE
+
+extern "C" void allow_reads(const void* first, u64 bytes) { emulation::readable.push_back({(const char*)first, bytes}); }
+
+extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows, u32 dependent) {
+    const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64}, *gemm, dependent};
+    gridDim.x = blocks;
+    for (u32 block = 0; block < blocks; ++block) {
+        std::memset(shared_memory, 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
+        std::memset(emulation::arrived, 0, sizeof emulation::arrived);
+        emulation::barriers.clear();
+        blockIdx.x = block;
+        emulation::run_block(threads, [&args] { ENTRY(args); });
+    }
+    emulation::readable.clear();
+}

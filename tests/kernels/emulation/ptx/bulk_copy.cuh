@@ -1,0 +1,53 @@
+// kernels_src/ptx/bulk_copy.cuh on a CPU. A tensor map is what a test says it is.
+#pragma once
+#include "ptx/mbarrier.cuh"
+
+struct alignas(64) TensorMap {
+    const u16* first;
+    u64 rows, columns, pitch;  // elements
+    u32 box_rows, box_columns;
+};
+
+inline void check_bulk(u32 to, const void* from, u32 bytes) {
+    if (to % 16 != 0 || (uintptr_t)from % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
+        emulation::fail("bulk copy of misaligned or no bytes");
+    }
+}
+
+inline void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
+    check_bulk(to, from, bytes);
+    emulation::check_readable(from, bytes);
+    emulation::add_copy(barrier, to, bytes, [=] { std::memcpy(shared_memory + to, from, bytes); });
+}
+
+inline void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u64) { bulk_load(to, from, bytes, barrier); }
+
+inline void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier) {
+    if (to % 1024 != 0) emulation::fail("swizzled tile at an address that is no multiple of 1024");
+    const TensorMap m = *map;
+    emulation::add_copy(barrier, to, m.box_rows * 128, [=] {
+        for (u32 r = 0; r < m.box_rows; ++r) {
+            for (u32 c = 0; c < m.box_columns; ++c) {
+                const bool inside = (u64)row + r < m.rows && (u64)column + c < m.columns;
+                const u16 element = inside ? m.first[(row + r) * m.pitch + column + c] : 0;
+                std::memcpy(shared_memory + to + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, &element, 2);
+            }
+        }
+    });
+}
+
+inline void tensor_load_multicast(u32, const TensorMap*, i32, i32, u32, u16) { emulation::fail("no clusters here"); }
+
+inline void tensor_map_prefetch(const TensorMap*) {}
+
+inline void bulk_store(void* to, u32 from, u32 bytes) {
+    check_bulk(from, to, bytes);
+    std::memcpy(to, shared_memory + from, bytes);
+}
+
+inline void bulk_store_commit() {}
+
+template <int PENDING>
+inline void bulk_store_wait_read() {}
+
+inline void fence_shared_for_copies() {}

@@ -1,0 +1,116 @@
+"""Tiles of the Hopper kernels: every choice can run, measured ones are used where they were measured."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, PrefillTile, SmallTile
+from fp4rt.cuda.gemm.hopper_choice import choose_hopper, estimate, worth_measuring
+from fp4rt.cuda.gemm.hopper_measured import ANY_M, MEASURED, MEASURED_MULTIPROCESSORS
+from fp4rt.errors import BackendUnavailable, ShapeError
+from fp4rt.layout import ceil_div
+
+H200, H800 = 132, 114
+WEIGHTS = [(1, 1), (16, 16), (48, 7152), (1000, 300), (4096, 4096), (5120, 27648), (28672, 8192), (151936, 4096)]
+TOKENS = (1, 8, 9, 16, 17, 31, 32, 33, 64, 65, 97, 128, 129, 200, 257, 1000, 70000)
+
+
+def takes(tile, m):
+    return m <= (tile.max_tokens if not isinstance(tile, PrefillTile) else m)
+
+
+def covers_the_rows(tile):
+    if isinstance(tile, DecodeTile):
+        return tile.row_warps * tile.warp_tiles >= tile.row_tiles
+    groups = tile.row_groups if isinstance(tile, SmallTile) else 2
+    return groups * tile.row_blocks * 4 >= tile.row_tiles
+
+
+@pytest.mark.parametrize("multiprocessors", [H200, H800])
+def test_every_product_gets_a_tile_that_fits_and_covers_it(multiprocessors):
+    for (n, k), m in itertools.product(WEIGHTS, TOKENS):
+        tile, splits, why = choose_hopper(m, n, k, multiprocessors)
+        assert tile.plan.nbytes <= MAX_SHARED_BYTES, tile
+        assert takes(tile, m), (m, tile)
+        assert covers_the_rows(tile), tile
+        assert 1 <= splits <= tile.max_splits(k), (k, tile)
+        assert tile.threads <= 1024
+        assert why
+
+
+def test_measured_tiles_fit_cover_their_rows_and_stand_in_order():
+    for rows in MEASURED.values():
+        assert [m for m, _ in rows] == sorted({m for m, _ in rows})
+        assert rows[-1][0] == ANY_M
+        for m, tile in rows:
+            assert tile.plan.nbytes <= MAX_SHARED_BYTES
+            assert takes(tile, min(m, 10**6))
+            assert covers_the_rows(tile)
+
+
+def test_measured_tiles_are_used_on_the_card_that_they_were_measured_on_and_nowhere_else():
+    (n, k), rows = next(iter(MEASURED.items()))
+    m, tile = rows[0]
+    assert choose_hopper(m, n, k, MEASURED_MULTIPROCESSORS)[0] == tile
+    assert choose_hopper(m, n, k, MEASURED_MULTIPROCESSORS)[2].startswith("measured")
+    assert choose_hopper(m, n, k, H800)[2].startswith("estimated")
+    assert choose_hopper(m, n + 16, k, MEASURED_MULTIPROCESSORS)[2].startswith("estimated")
+
+
+def test_a_tile_is_cut_down_to_the_tokens_there_are():
+    assert choose_hopper(17, 8192, 8192, H200)[0].max_tokens == 24
+    assert choose_hopper(100, 8192, 8192, H200)[0].tokens == 112
+
+
+def test_blocks_of_a_cluster_have_one_piece_of_work_each():
+    tile = SmallTile(4, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)
+    assert tile.grid(32, 8192, 8192, 1, H200) == 2 * 8192 // 64
+    assert tile.max_splits(256) == 0  # one column group cannot be shared
+
+
+def test_without_clusters_no_more_blocks_are_launched_than_there_is_work_or_multiprocessors():
+    tile = DecodeTile(1, 2, 1, 2, row_warps=2, k_warps=4, warp_tiles=1)
+    assert tile.grid(1, 33, 256, 1, H200) == 2
+    assert tile.grid(1, 10**6, 256, 1, H200) == H200
+
+
+def test_more_waves_cost_more():
+    tile = PrefillTile(256, 1, 8, 4, 2, 8)
+    one, two = (estimate(tile, m, 128 * H200, 4096, H200) for m in (256, 512))
+    assert 1.8 < two / one < 2.2
+
+
+def test_what_a_kernel_cannot_do_is_refused():
+    with pytest.raises(ShapeError, match="among k_warps"):
+        DecodeTile(1, 4, 1, 2, row_warps=2, k_warps=8, warp_tiles=2)
+    with pytest.raises(ShapeError, match="double buffer"):
+        SmallTile(8, 4, 1, 3, row_groups=1, k_groups=4, row_blocks=1, fragments=4)
+    with pytest.raises(ShapeError, match="in passes of out_tokens"):
+        PrefillTile(96, 1, 8, 4, 2, 8)
+    with pytest.raises(ShapeError, match="wanted at least 4 stages"):
+        PrefillTile(128, 2, 16, 3, 2, 8, k_cluster=2)
+    with pytest.raises(ShapeError, match="bytes of shared memory, sm_90 has"):
+        PrefillTile(256, 2, 16, 8, 2, 8).spec("bfloat16")
+    with pytest.raises(BackendUnavailable, match="at most 128 tokens, got m = 129"):
+        choose_hopper(129, 4096, 4096, H200, "small")
+
+
+def test_tiles_worth_measuring_begin_with_the_choice_and_can_all_run():
+    for m in (1, 16, 32, 100, 4096):
+        tiles = worth_measuring(m, 5120, 5120, H200)
+        assert tiles[0] == choose_hopper(m, 5120, 5120, H200)[0]
+        assert 2 <= len(tiles) == len(set(tiles)) <= 12
+        assert all(takes(t, m) and t.plan.nbytes <= MAX_SHARED_BYTES and t.max_splits(5120) >= 1 for t in tiles)
+
+
+def test_places_in_shared_memory_do_not_overlap():
+    tile = SmallTile(8, 14, 1, 3, row_groups=2, k_groups=2, row_blocks=1, fragments=2)
+    macros = tile.plan.macros
+    assert macros["ACTIVATIONS_AT"] >= 14 * 2304
+    assert macros["ACTIVATIONS_AT"] % 1024 == 0
+    assert macros["STAGE_BYTES"] == macros["ACTIVATIONS_AT"] + 4 * 64 * 128
+    assert macros["BARRIERS_AT"] >= 3 * macros["STAGE_BYTES"]
+    assert macros["REDUCTION_AT"] >= macros["BARRIERS_AT"] + 2 * 3 * 8
+    assert tile.plan.nbytes == macros["REDUCTION_AT"] + 2 * ceil_div(64, 8) * 4 * 512

@@ -1,0 +1,163 @@
+"""The Hopper products' own sources, run on the CPU thread by thread (tests/kernels/emulation), against fp64.
+
+Copies land when somebody waits for them and destroy what lies there when they start, so a stage that is used too early
+or filled too early gives NaN; unknown memory is NaN; blocks run one after the other, so one that waits for another
+hangs. Clusters are not emulated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fp4rt import prepacked
+from fp4rt.cpu import reference
+from fp4rt.cuda.arguments import argument_struct
+from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
+from fp4rt.format import BLOCK, E2M1, E4M3, INPUT_DTYPES
+from fp4rt.layout import round_up
+from fp4rt.sources import kernels_root
+
+EMULATION = Path(__file__).parent / "emulation"
+ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+GUARD = 0x5A
+
+WARPS = DecodeTile(1, 3, 1, 2, row_warps=3, k_warps=2, warp_tiles=1)
+PAIRS_OF_TILES = DecodeTile(2, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)
+ONE_GROUP = SmallTile(2, 3, 1, 2, row_groups=1, k_groups=1, row_blocks=1, fragments=2)
+TWO_K_GROUPS = SmallTile(3, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=1)
+TALL = SmallTile(2, 8, 1, 2, row_groups=1, k_groups=1, row_blocks=2, fragments=4)
+WIDE = PrefillTile(32, 1, 8, 3, 2, 2, out_tokens=16)
+TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1, out_tokens=48)
+# (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
+CASES = (
+    (WARPS, "bfloat16", 5, 70, 600, "float32", 1, 2, False),
+    (WARPS, "float16", 8, 120, 48, "float16", 1, 1, True),  # one block for all the work: the stages go on
+    (WARPS, "bfloat16", 1, 33, 1100, "float32", 3, 3, True),
+    (PAIRS_OF_TILES, "bfloat16", 13, 66, 784, "bfloat16", 1, 1, False),
+    (ONE_GROUP, "bfloat16", 11, 50, 336, "float32", 1, 2, False),
+    (TWO_K_GROUPS, "float16", 24, 100, 528, "bfloat16", 2, 3, False),
+    (TALL, "bfloat16", 16, 130, 272, "float16", 1, 2, True),
+    (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves by bulk stores
+    (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that those cannot store
+    (WIDE, "bfloat16", 1, 129, 800, "float32", 2, 4, False),
+    (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
+)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++ to build the kernel for the CPU")
+    folder, built = tmp_path_factory.mktemp("hopper"), {}
+
+    def build(spec):
+        if spec not in built:
+            library = folder / f"{len(built)}.so"
+            options = [f"-D{name}={value}" for name, value in spec.defines]
+            options += [f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}"]
+            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
+            includes = ["-I", str(EMULATION), "-I", str(kernels_root())]
+            command = [compiler, *flags, *includes, *options, str(EMULATION / "gemm_hopper.cpp"), "-o", str(library)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            built[spec] = ctypes.CDLL(str(library))
+        return built[spec]
+
+    return build
+
+
+def weight(rng, n, k):
+    """(tiles, fp64 values): every scale but NaN, padding that would show."""
+    padded = round_up(k, BLOCK)
+    codes = rng.integers(0, 16, (n, padded), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (n, padded // BLOCK), dtype=np.uint8)
+    values = (E2M1.values[codes].reshape(n, -1, BLOCK) * E4M3.values[scales][..., None]).reshape(n, padded)
+    codes[:, k:] = 0xF
+    return prepacked.pack(reference.pack_codes(codes), scales, k)[0], values[:, :k].astype(np.float64)
+
+
+def aligned(array):
+    """A copy at a multiple of 16."""
+    raw = np.empty(array.nbytes + 16, np.uint8)
+    begin = -raw.ctypes.data % 16
+    copy = raw[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def multiply(build, case, bias=None, change=None):
+    """(result, values of a, of b) with alpha 0.5."""
+    tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
+    rng = np.random.default_rng(m * n + k)
+    library = build(tile.spec(a_type))
+    tiles, b = weight(rng, n, k)
+    if change is not None:
+        change(tiles)
+    tiles = aligned(tiles)
+    library.allow_reads(ctypes.c_void_p(tiles.ctypes.data), ctypes.c_uint64(tiles.nbytes))
+    a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
+    guarded = aligned(np.full(m * n * 4 + 64, GUARD, np.uint8))
+    partial = np.full((splits, m, n), np.nan, np.float32)
+    args = ARGUMENTS.pack(
+        *(0, 0, tiles.ctypes.data, 0, bias.ctypes.data if bias is not None else 0),
+        *(guarded.ctypes.data, partial.ctypes.data if splits > 1 else 0, 0, 0, 0, 0, 0, m, n, k, 0, 0, 0, 0),
+        *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), splits, 0.5),
+    )
+    box_rows = ctypes.c_uint32(tile.box[0])
+    library.run(
+        blocks, tile.threads, args, ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent
+    )
+    a = reference.widen(a_bits, a_type).astype(np.float64)
+    if splits > 1:
+        return 0.5 * partial.sum(axis=0, dtype=np.float64), a, b
+    element = 4 if out_type == "float32" else 2
+    assert (guarded[m * n * element :] == GUARD).all(), "writes past the end"
+    out = guarded[: m * n * element].view(np.float32 if element == 4 else np.uint16).reshape(m, n)
+    return (out if element == 4 else reference.widen(out, out_type)).astype(np.float64), a, b
+
+
+def assert_within_bound(got, a, b, out_type, bias=0.0):
+    true = 0.5 * (a @ b.T) + bias
+    bound = (a.shape[1] + 8) * 2.0**-24 * (0.5 * np.abs(a) @ np.abs(b).T + np.abs(bias)) + ROUNDING[out_type] * np.abs(
+        true
+    )
+    wrong = np.argwhere(~(np.abs(got - true) <= bound + 2.0**-25))
+    assert not len(wrong), (
+        f"{len(wrong)} of {got.size} out of bounds, first at {tuple(wrong[0])}: "
+        f"got {got[tuple(wrong[0])]!r}, wanted {true[tuple(wrong[0])]!r} +- {bound[tuple(wrong[0])]!r}"
+    )
+
+
+def name_of(case):
+    tile, a_type, m, n, k, out_type, splits, *_ = case
+    return f"{tile.entry}-{a_type}-m{m}-n{n}-k{k}-{out_type}-{splits}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=name_of)
+def test_every_element_lies_within_the_derived_bound(build, case):
+    assert_within_bound(*multiply(build, case), case[5])
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7]], ids=name_of)
+def test_bias_is_added_before_the_one_rounding(build, case):
+    bias = np.random.default_rng(1).standard_normal(case[3]).astype(np.float32) * 64
+    assert_within_bound(*multiply(build, case, bias=bias), case[5], bias=bias)
+
+
+@pytest.mark.parametrize("case", [CASES[3], CASES[5], CASES[9]], ids=name_of)
+def test_a_nan_block_makes_exactly_its_row_nan(build, case):
+    def spoil(tiles):
+        e5m3_nan = tiles[0, 1, prepacked.TILE_CODE_BYTES + 16 * 3 : prepacked.TILE_CODE_BYTES + 16 * 3 + 4].view("<u4")
+        e5m3_nan |= 0xFC << 4  # the first scale of row 16 + 3
+
+    got, _, _ = multiply(build, case, change=spoil)
+    assert np.isnan(got[:, 19]).all()
+    assert not np.isnan(np.delete(got, 19, axis=1)).any()
