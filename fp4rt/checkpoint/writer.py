@@ -15,7 +15,7 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -116,18 +116,18 @@ class TensorFileWriter:
             self._append(self._held.pop(self._order.popleft()))
 
     def _append(self, view: memoryview) -> None:
-        """Write and hash; the hash of a chunk runs while the chunk is written."""
-        for start in range(0, view.nbytes, CHUNK_BYTES):
-            chunk = view[start : start + CHUNK_BYTES]
-            hashed = self._hasher.submit(self._hash.update, chunk)
-            written = 0
-            try:
+        """Write a tensor; another thread hashes it meanwhile."""
+        chunks = [view[start : start + CHUNK_BYTES] for start in range(0, view.nbytes, CHUNK_BYTES)]
+        hashed = [self._hasher.submit(self._hash.update, chunk) for chunk in chunks]
+        try:
+            for chunk in chunks:
+                written = 0
                 while written < chunk.nbytes:
                     written += os.write(self._descriptor, chunk[written:])
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, str(self.path)) from None
-            finally:
-                hashed.result()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        finally:
+            wait(hashed)
         self.nbytes += view.nbytes
 
     def commit(self) -> None:

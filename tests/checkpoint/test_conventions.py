@@ -167,3 +167,6 @@ def test_swapping_nibbles_twice_changes_nothing():
     data = np.arange(256, dtype=np.uint8)
     assert np.array_equal(swap_nibbles(swap_nibbles(data)), data)
     assert swap_nibbles(np.array([0x1F], np.uint8))[0] == 0xF1
+    rows = np.arange(96, dtype=np.uint8).reshape(4, 24)
+    for view in (rows, rows[:, :8], rows[::2], rows[:, 1:17], rows.reshape(-1)[1:89].reshape(11, 8)):
+        assert np.array_equal(swap_nibbles(view), (view << 4) | (view >> 4))
