@@ -104,10 +104,10 @@ def choices(problem: Problem) -> list[Choice]:
     first = choose(problem)
     if first.kernel != "portable":
         tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
-        others = (
+        wider = (
             replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:]
         )
-        return [first, *others]
+        return [first, *wider]
     a_kind = "float16" if first.activations == "fp16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
     others = [Choice("portable", tile, splits, first.activations, False, "tried") for tile, splits in ranked]

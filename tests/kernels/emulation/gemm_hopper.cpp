@@ -11,9 +11,12 @@ inline unsigned __shfl_sync(unsigned, unsigned value, int lane) {
 
 #include SOURCE
 
-extern "C" void allow_reads(const void* first, u64 bytes) { emulation::readable.push_back({(const char*)first, bytes}); }
+extern "C" void allow_reads(const void* first, u64 bytes) {
+    emulation::readable.push_back({(const char*)first, bytes});
+}
 
-extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows, u32 dependent) {
+extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
+                    u32 dependent) {
     const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64}, *gemm, dependent};
     gridDim.x = blocks;
     for (u32 block = 0; block < blocks; ++block) {

@@ -20,7 +20,9 @@ inline void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     emulation::add_copy(barrier, to, bytes, [=] { std::memcpy(shared_memory + to, from, bytes); });
 }
 
-inline void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u64) { bulk_load(to, from, bytes, barrier); }
+inline void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u64) {
+    bulk_load(to, from, bytes, barrier);
+}
 
 inline void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier) {
     if (to % 1024 != 0) emulation::fail("swizzled tile at an address that is no multiple of 1024");
