@@ -7,7 +7,6 @@
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
 // (K_CLUSTER = 2).
-// (K_CLUSTER = 2).
 //
 //   shared memory   [ACTIVATION_STAGES][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
 //                   [2][2][OUT_TOKENS][144]   barriers
