@@ -138,16 +138,27 @@ class ScaleLayout:
         mask[self.offsets(m, columns)] = False
         return mask.reshape(self.shape(m, columns))
 
+    def _tile_extents(self, m: int, columns: int) -> tuple[int, int, int, int]:
+        """(tiles down, row groups, rows of a group, tiles across); a row of a tile is one integer."""
+        rows, cols = self.shape(m, columns)
+        return rows // self.tile_rows, self.row_groups, self.tile_rows // self.row_groups, cols // self.tile_columns
+
     def pack(self, scales: np.ndarray) -> np.ndarray:
         """Row-major (m, columns) uint8 scales to this layout, padding zero."""
         m, columns = scales.shape
-        packed = np.zeros(self.nbytes(m, columns), np.uint8)
-        packed[self.offsets(m, columns)] = scales
-        return packed.reshape(self.shape(m, columns))
+        padded = np.zeros(self.shape(m, columns), np.uint8)
+        padded[:m, :columns] = scales
+        cells = padded.view(f"u{self.tile_columns}").reshape(self._tile_extents(m, columns))
+        # (down, group, row, across) to (down, across, row, group), as offset() has them
+        return np.ascontiguousarray(cells.transpose(0, 3, 2, 1)).view(np.uint8).reshape(padded.shape)
 
     def unpack(self, scales: np.ndarray, m: int, columns: int) -> np.ndarray:
-        """This layout to row-major (m, columns) uint8 scales; padding is not read."""
-        return scales.reshape(-1)[self.offsets(m, columns)]
+        """This layout to row-major (m, columns) uint8 scales, a copy; padding is not read."""
+        down, groups, rows, across = self._tile_extents(m, columns)
+        dense = np.ascontiguousarray(scales).reshape(-1)
+        cells = dense.view(f"u{self.tile_columns}").reshape(down, across, rows, groups).transpose(0, 3, 2, 1)
+        row_major = np.ascontiguousarray(cells).reshape(-1).view(np.uint8).reshape(self.shape(m, columns))
+        return row_major[:m, :columns].copy()
 
 
 LAYOUTS = {

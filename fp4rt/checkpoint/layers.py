@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp4rt import api
 from fp4rt.checkpoint.catalog import StoredLayer
 from fp4rt.checkpoint.formats import Format, LayerName, decode_scale, encode_scale, swap_nibbles
 from fp4rt.checkpoint.header import printable
@@ -67,10 +66,7 @@ def _matrix(store: Store, layer: StoredLayer, index: int) -> tuple[np.ndarray, n
         data = swap_nibbles(data)
     layout = get_layout(layer.layout)
     if layout.tiled:
-        shape = (layer.stored_rows, layer.padded_columns)
-        one = np.ones(1, np.float32)
-        tiled = QuantizedTensor.trusted(data, scales, one, shape, layer.layout, layer.padded_columns)
-        scales = api.relayout(tiled, LINEAR).scales
+        scales = layout.unpack(scales, layer.stored_rows, block_columns(layer.padded_columns))
     return data[: layer.rows], scales[: layer.rows]
 
 
@@ -213,7 +209,7 @@ def _gather(
 def _place(target: TargetLayer, matrix: QuantizedTensor) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales of one matrix in the nibble order, layout and orientation of the target."""
     data = swap_nibbles(matrix.data) if target.form.high_nibble_first else matrix.data
-    scales = matrix.scales if target.layout == LINEAR else api.relayout(matrix, target.layout).scales
+    scales = matrix.scales if target.layout == LINEAR else get_layout(target.layout).pack(matrix.scales)
     return (data.T, scales.T) if target.transposed else (data, scales)
 
 

@@ -15,9 +15,6 @@ from fp4rt.cli.console import fail, failing
 
 __all__ = ["bench"]
 
-# Modules of bench/ that measure nothing by themselves.
-SUPPORT = ("checkpoint_model", "device_time", "make_tables", "rows")
-
 
 @failing
 def bench(
@@ -26,7 +23,8 @@ def bench(
 ) -> None:
     """List the benches, or run one. They are scripts of the repository and not part of an installed package."""
     folder = Path(fp4rt.__file__).resolve().parent.parent / "bench"
-    scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if _measures(path)}
+    support = _support(folder / "__main__.py")
+    scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in support}
     if not scripts:
         fail(f"no benches in {folder}: they are scripts of the source repository; run this from a checkout of it")
     if name is None:
@@ -39,8 +37,15 @@ def bench(
     raise typer.Exit(done.returncode)
 
 
-def _measures(path: Path) -> bool:
-    return not path.stem.startswith("_") and path.stem not in SUPPORT
+def _support(path: Path) -> tuple[str, ...]:
+    """Modules of the folder that measure nothing by themselves: ``SUPPORT`` of its own list, read without running it."""
+    if not path.is_file():
+        return ()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SUPPORT":
+            names: tuple[str, ...] = ast.literal_eval(node.value)
+            return names
+    return ()
 
 
 def _summary(path: Path) -> str:
