@@ -92,6 +92,9 @@ def quantize(
     target = None
     if out is not None:
         target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)
+        check_apart("quantize", target[:3], (source,))
+        if isinstance(scale, interop.ArrayView):  # out's own global scale may be given: it stays as it is
+            check_apart("quantize", target[:2], (scale,))
     backend = _backend(source)
     result = backend.quantize(source, scale, known, padded_n, target, stream)
     interop.hold_foreign(stream, source, scale, target)
@@ -120,6 +123,7 @@ def dequantize(q: QuantizedTensor, dtype: Any = "float32", *, out: Any = None, s
     target = None
     if out is not None:
         target = check_array_out("dequantize", out, views.data, q.shape, name, stream)
+        check_apart("dequantize", (target,), views[:3])
     result = _backend(views.data).dequantize(views, name, target, stream)
     interop.hold_foreign(stream, views, target)
     return out if out is not None else result
@@ -140,7 +144,7 @@ def relayout(
         A tensor that shares q's data and global scale (only scales move); with ``out``, ``out`` itself, all copied.
 
     Raises:
-        LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit, or is q's own memory.
+        LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit, or shares memory with q.
     """
     views = check_quantized("relayout", "q", q, stream)
     stream = interop.stream_handle(stream, views.data)
@@ -148,7 +152,10 @@ def relayout(
     target = None
     if out is not None:
         target = check_quantized_out("relayout", out, views.data, q.shape, known.name, q.padded_n, stream)
-        check_apart("relayout", views.scales, target.scales)
+        if target.data.pointer != views.data.pointer:  # copied as they are, so onto themselves is fine
+            check_apart("relayout", (target.data,), (views.data,))
+        check_apart("relayout", (target.data,), (views.scales, views.global_scale))
+        check_apart("relayout", (target.scales,), views[:3])
     scales = _backend(views.data).relayout(views, known, target, stream)
     interop.hold_foreign(stream, views, target)
     if out is not None:
@@ -209,7 +216,11 @@ def matmul(
     name = check_dtype("matmul", "out_dtype", out_dtype)
     factor = None if alpha is None else check_scalar("matmul", "alpha", alpha, first, stream)
     addend = None if bias is None else check_bias(bias, n, first, stream)
-    target = None if out is None else check_array_out("matmul", out, first, (m, n), name, stream)
+    target = None
+    if out is not None:
+        target = check_array_out("matmul", out, first, (m, n), name, stream)
+        read = [view for operand in (left, right) if isinstance(operand, QuantizedViews) for view in operand[:3]]
+        check_apart("matmul", (target,), (first, *read, factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
     interop.hold_foreign(stream, left, right, factor, addend, target)
     return out if out is not None else result

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,10 @@ from fp4rt import interop
 from fp4rt.backend import QuantizedViews
 from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError
 from fp4rt.format import INPUT_DTYPES
+from fp4rt.interop import ArrayView
 from fp4rt.layout import data_shape
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor, check_matrix_shape
-
-if TYPE_CHECKING:
-    from fp4rt.interop import ArrayView
 
 __all__ = [
     "check_apart",
@@ -165,12 +164,32 @@ def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
     scale_shape = views.layout.shape(m, views.columns)
     _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
     _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
+    check_apart(function, (views.data,), (views.scales, views.global_scale))
+    check_apart(function, (views.scales,), (views.global_scale,))
 
 
-def check_apart(function: str, source: ArrayView, target: ArrayView) -> None:
-    """That two dense arrays share no byte: a kernel reads the one in another order than it writes the other."""
-    if source.pointer < target.pointer + target.nbytes and target.pointer < source.pointer + source.nbytes:
-        raise ShapeError(f"{function} needs out in memory of its own, got one that overlaps q's; pass another")
+def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[ArrayView | float | None]) -> None:
+    """That what is written shares no byte with what is read: kernels read in another order than they write.
+
+    Targets are dense. A source counts from its first byte to its last, gaps between its rows included.
+    """
+    for source in sources:
+        if not isinstance(source, ArrayView) or 0 in source.shape:
+            continue
+        low = high = 0
+        for extent, stride in zip(source.shape, source.strides, strict=True):
+            reach = (extent - 1) * stride
+            if reach < 0:
+                low += reach
+            else:
+                high += reach
+        itemsize = source.itemsize
+        first, end = source.pointer + low * itemsize, source.pointer + (high + 1) * itemsize
+        for target in targets:
+            if target.pointer < end and first < target.pointer + target.nbytes and 0 not in target.shape:
+                raise ShapeError(
+                    f"{function} needs out in memory of its own, got one that overlaps {source.name}; pass another"
+                )
 
 
 def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,93 @@ def test_relayout_into_its_own_memory_is_an_error() -> None:
     with pytest.raises(ShapeError, match="memory of its own"):
         fp4rt.relayout(q, "8x4", out=own)
     assert_same_bits(q.scales, before, "scales")
+
+
+def test_relayout_may_reuse_the_codes_of_its_source() -> None:
+    q = fp4rt.quantize(source(128, 64))
+    out = fp4rt.QuantizedTensor(q.data, np.empty_like(q.scales), q.global_scale, q.shape, "8x4")
+    assert_same_tensor(fp4rt.relayout(q, "8x4", out=out), q.relayout("8x4"), "out")
+
+
+def overlapping(case: str) -> tuple[Callable[[], Any], np.ndarray]:
+    """A call whose out shares bytes with what it reads, and the memory of both."""
+    memory = np.zeros(8192, np.uint8)
+    x = memory[1024:5120].view(np.float32).reshape(16, 64)
+    x[...] = source(16, 64)
+    q = fp4rt.quantize(x, layout="linear")
+
+    def out(data: int, scales: int) -> fp4rt.QuantizedTensor:
+        parts = memory[data : data + 512].reshape(16, 32), memory[scales : scales + 64].reshape(16, 4)
+        return fp4rt.QuantizedTensor(*parts, np.ones(1, np.float32), (16, 64), "linear")
+
+    def dense(first: int, dtype: type = np.float32) -> np.ndarray:
+        return memory[first:].view(dtype)[: 16 * 64].reshape(16, 64)
+
+    a, square = dense(0, np.float16), fp4rt.quantize(source(64, 64))
+    calls: dict[str, Callable[[], Any]] = {
+        "codes over the last byte of x": lambda: fp4rt.quantize(x, layout="linear", out=out(5104, 0)),
+        "scales over the first byte of x": lambda: fp4rt.quantize(x, layout="linear", out=out(0, 976)),
+        "codes in a gap of x": lambda: fp4rt.quantize(x[::-1, ::8][:, :8], padded_n=64, layout="linear", out=narrow),
+        "codes over scales": lambda: fp4rt.quantize(x, layout="linear", out=out(6000, 6500)),
+        "codes over the global scale": lambda: fp4rt.quantize(x, memory[6000:6004].view(np.float32), out=first_tile),
+        "dense over codes": lambda: fp4rt.dequantize(stored, out=dense(4096)),
+        "product over a": lambda: fp4rt.matmul(a, square, out_dtype="float32", out=dense(2044)),
+        "product over b": lambda: fp4rt.matmul(a, stored, out_dtype="float16", out=product),
+        "product over the bias": lambda: fp4rt.matmul(a, square, out_dtype="float32", bias=x[15], out=dense(4096)),
+    }
+    memory[6000:6004].view(np.float32)[...] = 1
+    stored = fp4rt.QuantizedTensor(memory[6144:6656].reshape(16, 32), q.scales, q.global_scale, (16, 64), "linear")
+    product = memory[6655 - 511 :].view(np.float16)[:256].reshape(16, 16)
+    narrow = fp4rt.QuantizedTensor(
+        memory[1028:1540].reshape(16, 32), np.empty((16, 4), np.uint8), np.ones(1, np.float32), (16, 8), "linear", 64
+    )
+    first_tile = fp4rt.QuantizedTensor(
+        memory[5600:6112].reshape(16, 32), np.empty((128, 4), np.uint8), np.ones(1, np.float32), (16, 64), "128x4"
+    )
+    return calls[case], memory
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "codes over the last byte of x",
+        "scales over the first byte of x",
+        "codes in a gap of x",
+        "codes over scales",
+        "codes over the global scale",
+        "dense over codes",
+        "product over a",
+        "product over b",
+        "product over the bias",
+    ],
+)
+def test_out_that_shares_memory_with_what_is_read_is_an_error_and_nothing_is_written(case: str) -> None:
+    call, memory = overlapping(case)
+    before = memory.copy()
+    with pytest.raises(ShapeError, match="memory of its own"):
+        call()
+    assert_same_bits(memory, before, "memory")
+
+
+def test_empty_arrays_at_one_address_share_no_memory() -> None:
+    memory = np.zeros(1024, np.uint8)
+    bias = memory[:64].view(np.float32)
+    empty = memory[16:16].view(np.float32).reshape(0, 16)
+    weight = fp4rt.quantize(source(16, 16))
+    out = fp4rt.QuantizedTensor(
+        memory[16:16].reshape(0, 8), memory[16:16].reshape(0, 1), np.ones(1, np.float32), (0, 16), "linear"
+    )
+    assert fp4rt.quantize(empty, layout="linear", out=out) is out
+    assert fp4rt.matmul(out, weight, bias=bias, out_dtype="float32", out=empty) is empty
+
+
+def test_out_beside_what_is_read_is_fine() -> None:
+    memory = np.zeros(8192, np.uint8)
+    x = memory[1024:5120].view(np.float32).reshape(16, 64)
+    x[...] = source(16, 64)
+    data, scales = memory[512:1024].reshape(16, 32), memory[5120:5184].reshape(16, 4)
+    scale = memory[5184:5188].view(np.float32)
+    scale[...] = 2
+    out = fp4rt.QuantizedTensor(data, scales, scale, x.shape, "linear")
+    assert fp4rt.quantize(x, out.global_scale, layout="linear", out=out) is out
+    assert_same_tensor(out, fp4rt.quantize(x, 2.0, layout="linear"), "out")
