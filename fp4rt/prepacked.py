@@ -174,7 +174,7 @@ def pack(data: np.ndarray, scales: np.ndarray, k: int) -> tuple[np.ndarray, np.n
     n = data.shape[0]
     tiles = np.empty(tiles_shape(n, k), np.uint8)
     words = tiles.view("<u4")
-    records = []
+    records = [np.empty(0, _RECORD)]
     rows_a_slab = _rows_a_slab(k)
     for row in range(0, n, rows_a_slab):
         codes, scale_bytes = _padded_rows(data[row : row + rows_a_slab], scales[row : row + rows_a_slab], k)
@@ -201,7 +201,7 @@ def unpack(tiles: np.ndarray, restored: np.ndarray, n: int, k: int, padded_n: in
     records = np.ascontiguousarray(restored).view(_RECORD).reshape(-1)
     rows_kept, columns = records["row"], records["column_and_scale"] >> 8
     scales[rows_kept, columns] = records["column_and_scale"] & 0xFF
-    data.reshape(n, -1, _BLOCK_BYTES)[rows_kept, columns] = records["codes"]
+    data.reshape(n, padded_n // BLOCK, _BLOCK_BYTES)[rows_kept, columns] = records["codes"]
     return data, scales
 
 

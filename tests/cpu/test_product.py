@@ -10,7 +10,7 @@ import pytest
 import fp4rt
 from fp4rt.cpu import product
 from fp4rt.layout import LAYOUTS
-from tests.cpu.comparison import DTYPES, assert_same_bits
+from tests.cpu.comparison import DTYPES, assert_same_bits, assert_same_tensor
 
 OUTPUT_EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126}
@@ -185,3 +185,12 @@ def test_a_prepacked_weight_multiplies_alike_and_unpacks_to_the_same_bytes(n: in
     x = np.random.default_rng(2).standard_normal((3, k)).astype(np.float16)
     got, wanted = fp4rt.matmul(x, packed, out_dtype="float32"), fp4rt.matmul(x, b, out_dtype="float32")
     assert ((got == wanted) | (np.isnan(got) & np.isnan(wanted))).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_weight_of_no_rows_prepacks_to_a_product_of_no_columns(layout: str) -> None:
+    empty = fp4rt.quantize(np.zeros((0, 48), np.float32), layout=layout, padded_n=64)
+    weight = fp4rt.prepack(empty)
+    assert fp4rt.matmul(np.ones((3, 48), np.float16), weight).shape == (3, 0)
+    assert fp4rt.matmul(empty, weight, out_dtype="float32").shape == (0, 0)
+    assert_same_tensor(weight.unpack(), empty, "unpacked")
