@@ -73,7 +73,7 @@ def measure(case: str, source: Path, target: Path, jobs: int) -> dict[str, float
     """One case in a process of its own."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "bench.checkpoint_convert", "--one", case, str(source), str(target), str(jobs)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 

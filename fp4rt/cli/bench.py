@@ -38,7 +38,7 @@ def bench(
 
 
 def _support(path: Path) -> tuple[str, ...]:
-    """Modules of the folder that measure nothing by themselves: ``SUPPORT`` of its own list, read without running it."""
+    """Modules of the folder that measure nothing: ``SUPPORT`` of its own list, read without running it."""
     if not path.is_file():
         return ()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
