@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_MAX, NEGATIVE_ZERO_CODE, R6_BITS
+from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_MAX, NEGATIVE_ZERO_CODE, R6
 from fp4rt.layout import LAYOUTS, round_up
 
 __all__ = ["quantize_experts", "quantize_rows", "silu_and_mul"]
@@ -36,9 +36,8 @@ def quantize_rows(x: torch.Tensor, row_scale: torch.Tensor) -> tuple[torch.Tenso
     m, k = x.shape
     blocks = x.float().reshape(m, k // BLOCK, BLOCK)
     scale32 = row_scale.reshape(m, 1)
-    r6 = torch.tensor(R6_BITS, dtype=torch.int32, device=x.device).view(torch.float32)
     v = blocks.abs().amax(dim=-1)  # step 1
-    t = scale32 * (v * r6)  # step 2
+    t = scale32 * (v * float(R6))  # step 2; a tensor of it would be copied from the host, and the call would wait
     scales = t.clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)  # step 3
     scale = scales.float()
     enc = torch.where(scale == 0, 0.0, 1.0 / (scale * (1.0 / scale32)))  # step 4

@@ -18,7 +18,8 @@ KINDS = ("float16", "bfloat16", "nvfp4")
 PLAIN, PREPACKED = "plain", "prepacked"
 # (kernel asked for, form of b): what this device has. The Hopper kernels read prepacked weights.
 EVERYWHERE = (("reference", PLAIN), ("portable", PLAIN), ("portable", PREPACKED))
-HOPPER = (("decode", PREPACKED), ("small", PREPACKED), ("prefill", PREPACKED))
+HOPPER_KERNELS = ("decode", "small", "prefill")
+HOPPER = tuple((kernel, PREPACKED) for kernel in HOPPER_KERNELS)
 MOST_TOKENS = {"decode": 16, "small": 128}
 
 
@@ -37,8 +38,11 @@ def ways():
     return EVERYWHERE + (HOPPER if measures.arch == 90 and measures.specific else ())
 
 
-def takes(kernel, m):
-    """Whether a kernel is for m tokens."""
+def takes(kernel, m, a=None):
+    """Whether a kernel is for m tokens and, where ``a`` is told, for its rows as they lie."""
+    as_it_lies = a is not None and not isinstance(a.given, fp4rt.QuantizedTensor)
+    if as_it_lies and kernel in HOPPER_KERNELS and a.given.strides[0] % 16:
+        return False  # the copy engine reads rows at multiples of 16 bytes; unforced, other rows are copied first
     return m <= MOST_TOKENS.get(kernel, m)
 
 
@@ -132,7 +136,7 @@ def run(a, b, kernel, form=PLAIN, out_dtype="float32", alpha=None, bias=None, ou
 def expected(a, b, alpha=None, bias=None):
     """(fp64 result, bound of the fp32 work): k * 2^-24 * sum |a b| |alpha|, and the roundings of alpha and bias."""
     xp = cupy()
-    factor = 1.0 / (a.global_scale * b.global_scale) if alpha is None else float(alpha)
+    factor = 1.0 / (a.global_scale * b.global_scale) if alpha is None else float(xp.asarray(alpha).reshape(()))
     true = a.values @ b.values.T * factor
     size = xp.abs(a.values) @ xp.abs(b.values).T * abs(factor)
     added = 0.0 if bias is None else xp.asarray(bias).astype(xp.float64)[None, :]

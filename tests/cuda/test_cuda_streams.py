@@ -28,15 +28,19 @@ def spin(device):
 def test_work_goes_to_the_current_stream_of_the_array_s_library(device, spin):
     cupy = device.cupy
     x = cupy.zeros((256, 1024), np.float16)
-    fp4rt.dequantize(fp4rt.quantize(x), "float16")  # compiled, all of them
-    x[...] = 0
     stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        spin(20)
+
+    def work():
         x[...] = 6
         q = fp4rt.quantize(x, 1.0)
-        auto = fp4rt.quantize(x)
-        y = fp4rt.dequantize(q, "float16")
+        return q, fp4rt.quantize(x), fp4rt.dequantize(q, "float16")
+
+    with stream:
+        work()  # everything is compiled, and the stream has its memory
+        stream.synchronize()
+        x[...] = 0
+        spin(20)
+        q, auto, y = work()
     assert not stream.done
     stream.synchronize()
     assert bool((q.data == 0x77).all())
