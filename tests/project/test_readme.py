@@ -83,6 +83,7 @@ def test_table_of_environment_variables_is_complete():
     for path in (ROOT / "fp4rt").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         read |= set(re.findall(r"environ(?:\.get\(|\[)\s*\"([A-Z0-9_]+)\"", text))
+        read |= set(re.findall(r"_VARIABLE\s*=\s*\"([A-Z0-9_]+)\"", text))
         read |= set(re.findall(r"[\"'`](FP4RT_[A-Z0-9_]+)[\"'`]", text))
     assert read <= listed
 
