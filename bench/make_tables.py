@@ -73,7 +73,7 @@ def _time(row: dict[str, Any]) -> str:
     microseconds = row["time_us"]
     if microseconds < 1e3:
         return f"{microseconds:.1f} µs"
-    return f"{microseconds / 1e3:.1f} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.2f} ms" if microseconds < 1e6 else f"{microseconds / 1e6:.2f} s"
 
 
 def _distinct(rows: list[dict[str, Any]], key: str) -> list[str]:
