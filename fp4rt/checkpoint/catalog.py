@@ -105,8 +105,9 @@ def _layer_of(store: Store, form: Format, tensor: str) -> LayerName | None:
         for joint, bare in ((".", False), ("_", True)):
             if tensor.endswith(joint + suffix) and dtype in dtypes:
                 layer = LayerName(tensor[: -len(joint + suffix)], bare)
-                # A scale beside a weight of another dtype (FP8) belongs to another quantization.
-                if layer.data(form) in store and store.entry(layer.data(form)).dtype != "U8":
+                # Block scales beside a weight of another dtype (FP8) are another quantization's; a global scale is not.
+                foreign = layer.data(form) in store and store.entry(layer.data(form)).dtype != "U8"
+                if foreign and suffix != form.global_scale:
                     continue
                 if bare and layer.data(form) not in store:
                     continue

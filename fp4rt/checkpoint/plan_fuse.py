@@ -47,6 +47,8 @@ def fuse_layers(
     """
     if len(parts) < 2:
         raise CheckpointError(f"{joined} needs two parts or more to be fused from, got {list(parts)}")
+    if len(set(parts)) < len(parts):
+        raise CheckpointError(f"{joined} can have each part once, got {list(parts)}")
     found = False
     for layer in layers.values():
         parent, dot, leaf = layer.name.base.rpartition(".")

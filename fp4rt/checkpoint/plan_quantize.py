@@ -94,7 +94,8 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
     quantized = [operation for operation in operations.values() if isinstance(operation, Quantize)]
     if not quantized:
         reasons = _reasons(operations.values())
-        raise CheckpointError(f"{store.path}: nothing to quantize; every tensor is left: {reasons}")
+        why = f"every tensor is left: {reasons}" if operations else "it holds no tensor"
+        raise CheckpointError(f"{store.path}: nothing to quantize; {why}")
     modules = tuple(sorted(operation.target.name.base for operation in quantized))
     plain = (store.entry(name) for name, operation in operations.items() if isinstance(operation, Copy))
     kept = configs.kept_linears(plain, modules)

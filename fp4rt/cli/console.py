@@ -19,9 +19,23 @@ from rich.table import Table
 
 from fp4rt.errors import Fp4rtError
 
-__all__ = ["BAD_INPUT", "add", "bar", "clean", "fail", "failing", "note", "print_json", "print_table", "size", "table"]
+__all__ = [
+    "BAD_INPUT",
+    "add",
+    "bar",
+    "clean",
+    "fail",
+    "failing",
+    "note",
+    "print_json",
+    "print_table",
+    "size",
+    "table",
+    "usage",
+]
 
 BAD_INPUT = 1
+WRONG_USAGE = 2
 INTERRUPTED = 130
 WIDE = 200  # columns of a table that goes to a file or a pipe
 
@@ -61,10 +75,19 @@ def failing(command: Command) -> Command:
     return run  # type: ignore[return-value]
 
 
-def fail(message: str) -> Any:
-    """End the command with status 1 and one line."""
+def fail(message: str, status: int = BAD_INPUT) -> Any:
+    """End the command with one line."""
     print(f"error: {clean(' '.join(message.splitlines()))}", file=sys.stderr)
-    raise typer.Exit(BAD_INPUT)
+    raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def usage() -> Iterator[None]:
+    """Options are looked at inside, before any file: an error is wrong usage, one line and exit status 2."""
+    try:
+        yield
+    except Fp4rtError as error:
+        fail(str(error), WRONG_USAGE)
 
 
 def note(message: str) -> None:

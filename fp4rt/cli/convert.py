@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +14,13 @@ from fp4rt.checkpoint.formats import FORMATS, MODELOPT
 from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.methods import DEFAULT_PERCENTILE, METHODS, Method
 from fp4rt.checkpoint.overrides import read_overrides
+from fp4rt.checkpoint.plan import format_named, scale_layout
 from fp4rt.checkpoint.plan_quantize import QuantizeOptions
 from fp4rt.checkpoint.report import RunReport
 from fp4rt.checkpoint.selection import Selection
 from fp4rt.checkpoint.store import Store
-from fp4rt.cli.console import bar, failing, print_json
+from fp4rt.cli.console import bar, failing, print_json, usage
+from fp4rt.cli.paths import PICTURES, check_ending, check_folder, named
 from fp4rt.cli.results import print_report
 from fp4rt.errors import CheckpointError
 from fp4rt.format import AMAX_TARGET
@@ -27,8 +31,12 @@ __all__ = ["convert", "dequantize", "quantize"]
 FLOATS = ("bf16", "fp16", "fp32")
 RECIPES = ("weight-only", "w4a4")
 
-Source = Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file, or a folder with one or with shards.")]
-Target = Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file, or a folder (needed for shards).")]
+Source = Annotated[
+    Path, typer.Argument(metavar="IN", parser=named, help="A safetensors file, or a folder with one or with shards.")
+]
+Target = Annotated[
+    Path, typer.Argument(metavar="OUT", parser=named, help="A .safetensors file, or a folder (needed for shards).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Shards written at once.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
@@ -82,14 +90,18 @@ def quantize(
 
     A folder that an interrupted run left unfinished is finished by the same command.
     """
-    if recipe not in RECIPES:
-        raise CheckpointError(f"unknown recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    if not input_amax > 0:
-        raise CheckpointError(f"--input-amax must be positive, got {input_amax}")
+    with usage():
+        _check_choice("recipe", recipe, RECIPES)
+        if not 0 < input_amax < math.inf:
+            raise CheckpointError(f"--input-amax must be positive and finite, got {input_amax}")
+        scale_layout(format_named(to), layout)
+        chosen = Method(method, percentile)
+        check_ending("--plot", plot, PICTURES)
     if plot is not None:
         from fp4rt.cli import figures
 
         figures.require()
+        check_folder(plot, target)
     rules = None if overrides is None else read_overrides(overrides)
     options = QuantizeOptions(
         form=to,
@@ -97,7 +109,7 @@ def quantize(
         activations=recipe == "w4a4",
         input_amax=input_amax,
         selection=Selection(tuple(include or ()), tuple(exclude or ()), pad),
-        method=Method(method, percentile),
+        method=chosen,
         override=rules,
         compare=compare,
         histograms=plot is not None,
@@ -124,6 +136,8 @@ def dequantize(
     as_json: Json = False,
 ) -> None:
     """Turn the NVFP4 layers of a model back into floats; everything else goes along byte for byte."""
+    with usage():
+        _check_choice("dtype", dtype, FLOATS)
     _convert(source, target, dtype, form, jobs, overwrite, dry_run, verbose, as_json)
 
 
@@ -149,7 +163,12 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Move an NVFP4 model from one format into another; every code and block scale is kept."""
-    groups = dict(_fuse_group(text) for text in fuse or ())
+    with usage():
+        _check_choice("format", to, (*FORMATS, *FLOATS))
+        if to in FORMATS:
+            scale_layout(format_named(to), layout)
+        _check_choice("way to fuse scales", fused_scales, FUSE_MODES)
+        groups = _fuse_groups(fuse or [])
     extra = {"layout": layout, "fuse": groups, "fused_scales": fused_scales}
     _convert(source, target, to, form, jobs, overwrite, dry_run, verbose, as_json, **extra)
 
@@ -166,8 +185,9 @@ def _convert(
     as_json: bool,
     **extra: Any,
 ) -> None:
-    if to not in (*FORMATS, *FLOATS):
-        raise CheckpointError(f"unknown format {to!r}; use one of {', '.join((*FORMATS, *FLOATS))}")
+    if form is not None:
+        with usage():
+            format_named(form)
     with bar("convert", Store(source).nbytes, quiet=as_json or dry_run) as progress:
         report = checkpoint.convert(
             source,
@@ -183,11 +203,22 @@ def _convert(
     _show(report, as_json, verbose)
 
 
-def _fuse_group(text: str) -> tuple[str, list[str]]:
-    name, _, parts = text.partition("=")
-    if not name or not parts:
-        raise CheckpointError(f"--fuse wants NAME=PART,PART, got {text!r}")
-    return name, parts.split(",")
+def _check_choice(what: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise CheckpointError(f"unknown {what} {value!r}; use one of {', '.join(known)}")
+
+
+def _fuse_groups(texts: list[str]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, listed = text.partition("=")
+        parts = listed.split(",")
+        if not name or not all(parts) or len(parts) < 2 or len(set(parts)) < len(parts):
+            raise CheckpointError(f"--fuse wants NAME=PART,PART with two different parts or more, got {text!r}")
+        if name in groups:
+            raise CheckpointError(f"--fuse names {name!r} twice; list all of its parts in one")
+        groups[name] = parts
+    return groups
 
 
 def _show(report: RunReport, as_json: bool, verbose: bool) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fp4rt.checkpoint.inspect import Inspection, LayerSummary
 from fp4rt.checkpoint.report import ERROR_BINS, ERROR_RANGE, RunReport, TensorReport
+from fp4rt.cli.console import clean
 from fp4rt.errors import BackendUnavailable
 from fp4rt.format import E2M1, E4M3
 
@@ -17,6 +18,7 @@ __all__ = ["code_image", "draw_layers", "draw_run", "layer_image", "require", "s
 
 PIXELS_PER_INCH = 120
 LARGEST_ROWS = 400  # layers of one picture; beyond them it shows every n-th
+LONGEST_NAME = 64  # characters of a layer's name; of a longer one it shows both ends
 MANTISSAS = 1 << E4M3.mantissa_bits
 
 
@@ -46,7 +48,7 @@ def draw_run(report: RunReport, path: Path) -> None:
         if row.clipped_blocks:
             axes[2].text(0.5, index, f"{row.clipped_blocks} clipped", va="center", fontsize=6, color="white")
     _names(axes[0], rows)
-    figure.suptitle(f"{Path(report.source).name}: {report.format}", fontsize=10)
+    figure.suptitle(f"{clean(Path(report.source).name)}: {report.format}", fontsize=10, parse_math=False)
     figure.savefig(path)
 
 
@@ -62,7 +64,7 @@ def draw_layers(found: Inspection, path: Path) -> None:
     axes[2].barh(range(len(layers)), decode, color="#3b6ea5")
     axes[2].set(title="decode scale", xscale="log", ylim=(len(layers) - 0.5, -0.5), yticks=[])
     _names(axes[0], layers)
-    figure.suptitle(f"{Path(found.path).name}: {found.format}", fontsize=10)
+    figure.suptitle(f"{clean(Path(found.path).name)}: {found.format}", fontsize=10, parse_math=False)
     figure.savefig(path)
 
 
@@ -114,4 +116,10 @@ def _image(axes: Any, table: np.ndarray, extent: tuple[float, float], label: str
 
 
 def _names(axes: Any, rows: list[TensorReport] | list[LayerSummary]) -> None:
-    axes.set_yticks(range(len(rows)), [row.name.removesuffix(".weight") for row in rows], fontsize=5)
+    labels = [_shortened(clean(row.name.removesuffix(".weight"))) for row in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=5, parse_math=False)  # a $ in a name is no formula
+
+
+def _shortened(name: str) -> str:
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[: half - 3]}...{name[-half:]}"

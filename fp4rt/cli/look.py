@@ -14,11 +14,14 @@ from fp4rt.checkpoint.compare import compare
 from fp4rt.checkpoint.formats import FORMATS
 from fp4rt.checkpoint.inspect import Inspection
 from fp4rt.checkpoint.inspect import inspect as look_at
+from fp4rt.checkpoint.plan import format_named
 from fp4rt.checkpoint.report import jsonable
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.verify import verify as check
-from fp4rt.cli.console import BAD_INPUT, add, bar, clean, failing, note, print_json, print_table, size, table
+from fp4rt.cli.console import BAD_INPUT, add, bar, clean, failing, note, print_json, print_table, size, table, usage
+from fp4rt.cli.paths import PAGES, PICTURES, check_ending, check_folder, named
 from fp4rt.cli.results import decibel, shape_text
+from fp4rt.errors import CheckpointError
 
 __all__ = ["inspect", "verify"]
 
@@ -32,7 +35,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 @failing
 def inspect(
     path: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A safetensors file, or a folder with one or with shards.")
+        Path,
+        typer.Argument(metavar="FILE", parser=named, help="A safetensors file, or a folder with one or with shards."),
     ],
     form: From = None,
     figures: Annotated[
@@ -45,6 +49,12 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show what is in a checkpoint: files, dtypes, format, layers, scales and sizes."""
+    _check_format(form)
+    with usage():
+        check_ending("--figures", figures, PICTURES)
+        check_ending("--html", html, PAGES)
+    check_folder(figures)
+    check_folder(html)
     if figures is not None:
         from fp4rt.cli import figures as drawing
 
@@ -53,6 +63,8 @@ def inspect(
     with bar("inspect", store.nbytes, quiet=as_json) as progress:
         found = look_at(store, form, codes=figures is not None or html is not None, progress=progress)
     if figures is not None:
+        if not found.layers:
+            raise CheckpointError(f"{path}: holds no NVFP4 layers to draw; `fp4rt quantize` makes them")
         drawing.draw_layers(found, figures)
     if html is not None:
         from fp4rt.cli.page import write_page
@@ -66,8 +78,10 @@ def inspect(
 
 @failing
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="A", help="A checkpoint.")],
-    other: Annotated[Path | None, typer.Argument(metavar="[B]", help="A second one, to be compared with A.")] = None,
+    path: Annotated[Path, typer.Argument(metavar="A", parser=named, help="A checkpoint.")],
+    other: Annotated[
+        Path | None, typer.Argument(metavar="B", parser=named, help="A second one, to be compared with A.")
+    ] = None,
     form: From = None,
     min_sqnr: Annotated[
         float | None, typer.Option("--min-sqnr", metavar="DB", help="Fail where a weight of B is further from A's.")
@@ -76,10 +90,22 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Check every invariant of a checkpoint, or compare two of them, tensor by tensor, across formats."""
+    _check_format(form)
+    with usage():
+        if min_sqnr is not None and math.isnan(min_sqnr):
+            raise CheckpointError("--min-sqnr needs a number of decibels, got nan")
+        if min_sqnr is not None and other is None:
+            raise CheckpointError("--min-sqnr compares two checkpoints; name B, too")
     if other is None:
         _verify_one(path, form, as_json)
     else:
         _verify_two(path, other, form, min_sqnr, verbose, as_json)
+
+
+def _check_format(form: str | None) -> None:
+    if form is not None:
+        with usage():
+            format_named(form)
 
 
 def _verify_one(path: Path, form: str | None, as_json: bool) -> None:

@@ -148,3 +148,13 @@ def test_tensors_of_other_quantizations_are_plain(tmp_path, files):
         "b.blocks": ("U8", [4], bytes(4)),
     }
     assert checkpoint.open(files.make(tmp_path / "x.safetensors", tensors)).format == "plain"
+
+
+def test_a_global_scale_beside_a_weight_that_is_no_codes_is_refused(tmp_path, files):
+    """Block scales beside an FP8 weight are another quantization's; a global scale belongs to NVFP4 codes alone."""
+    tensors = {**files.modelopt(), "v.weight": ("I64", [1, 1], bytes(8)), "v.weight_scale_2": ("F32", [], files.f32(1))}
+    with pytest.raises(CheckpointError, match="'v.weight"):
+        checkpoint.verify(files.make(tmp_path / "x.safetensors", tensors), format="modelopt")
+    tensors["v.weight_scale"] = ("F8_E4M3", [1, 1], b"\x40")
+    with pytest.raises(CheckpointError, match="'v.weight' is I64; wanted U8"):
+        checkpoint.verify(files.make(tmp_path / "x.safetensors", tensors), format="modelopt")

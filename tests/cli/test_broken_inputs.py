@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fp4rt
 from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
 from fp4rt.cli import run
@@ -107,6 +108,10 @@ def empty_folder(folder):
     return folder / "in"
 
 
+def no_tensors(folder):
+    return raw(folder / "in.safetensors", {}, b"")
+
+
 def nothing(folder):
     return folder / "in.safetensors"
 
@@ -131,6 +136,7 @@ BROKEN = {
     wrong_dtype: "F64 is no dtype that NVFP4 is made from",
     ragged: "15 columns are no multiple of 16; --pad",
     empty_folder: "no safetensors file",
+    no_tensors: "it holds no tensor",
     nothing: "no such file or folder",
     not_a_checkpoint: "claims",
 }
@@ -140,8 +146,8 @@ def names(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def check_refusal(code, captured, message):
-    assert code == 1
+def check_refusal(code, captured, message, status=1):
+    assert code == status
     lines = captured.err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("error: ")
@@ -184,12 +190,66 @@ def test_converting_what_is_not_quantized_is_one_line(command, tmp_path, capsys)
         (("--to", "comfy", "--layout", "linear"), "comfy stores scales as 128x4"),
         (("--percentile", "0"), "percentile must lie in"),
         (("--input-amax", "-1"), "--input-amax must be positive"),
+        (("--input-amax", "inf"), "--input-amax must be positive"),
+        (("--plot", "model.safetensors"), "--plot needs a name that ends with .png"),
+    ],
+)
+def test_an_option_that_means_nothing_is_wrong_usage_in_one_line(options, message, tmp_path, capsys):
+    source = plain(tmp_path / "in.safetensors", **{"a.weight": np.ones((2, 16), np.float32)})
+    code = run(["quantize", str(source), str(tmp_path / "out.safetensors"), *options])
+    check_refusal(code, capsys.readouterr(), message, status=2)
+    assert names(tmp_path) == ["in.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "command, message",
+    [
+        (("convert", "IN", "OUT", "--to", "gguf"), "unknown format 'gguf'"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--layout", "8x4"), "comfy stores scales as 128x4"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--from", "gguf"), "unknown format 'gguf'"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--fuse", "qkv=q,k,q"), "two different parts or more"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--fuse", "qkv=q,"), "two different parts or more"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--fuse", "x=a,b", "--fuse", "x=c,d"), "names 'x' twice"),
+        (("convert", "IN", "OUT", "--to", "comfy", "--fused-scales", "mix"), "unknown way to fuse scales 'mix'"),
+        (("dequantize", "IN", "OUT", "--dtype", "comfy"), "unknown dtype 'comfy'"),
+        (("inspect", "IN", "--from", "gguf"), "unknown format 'gguf'"),
+        (("inspect", "IN", "--html", "IN"), "--html needs a name that ends with .html"),
+        (("inspect", "IN", "--figures", "IN"), "--figures needs a name that ends with .png"),
+        (("inspect", "IN", "--figures", "picture"), "--figures needs a name that ends with .png"),
+        (("verify", "IN", "IN", "--min-sqnr", "nan"), "--min-sqnr needs a number"),
+        (("verify", "IN", "--min-sqnr", "20"), "name B, too"),
+    ],
+)
+def test_wrong_usage_of_other_commands_is_one_line_too(command, message, tmp_path, capsys):
+    source = tmp_path / "in.safetensors"
+    checkpoint.save(source, {"a": fp4rt.quantize(np.ones((2, 16), np.float32), layout="linear")})
+    before, files = source.read_bytes(), names(tmp_path)
+    paths = {"IN": str(source), "OUT": str(tmp_path / "out.safetensors")}
+    code = run([paths.get(word, word) for word in command])
+    check_refusal(code, capsys.readouterr(), message, status=2)
+    assert names(tmp_path) == files
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [("quantize", "", "out"), ("quantize", "in", ""), ("inspect", ""), ("verify", "")])
+def test_an_empty_path_is_not_the_working_folder(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain(tmp_path / "in.safetensors", **{"a.weight": np.ones((2, 16), np.float32)})
+    assert run(list(command)) == 2
+    assert "the path is empty" in capsys.readouterr().err
+    assert names(tmp_path) == ["in.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
         (("--include", "nothing*"), "fits no tensor"),
         (("--include", "b"), "1-dimensional"),
         (("--overrides", "missing.toml"), "missing.toml: No such file"),
+        (("--plot", "missing/picture.png"), "the folder missing does not exist"),
     ],
 )
-def test_options_that_mean_nothing_are_one_line(options, message, tmp_path, capsys):
+def test_options_that_do_not_fit_the_files_are_one_line(options, message, tmp_path, capsys):
     tensors = {"a.weight": np.ones((2, 16), np.float32), "b": np.ones(16, np.float32)}
     source = plain(tmp_path / "in.safetensors", **tensors)
     code = run(["quantize", str(source), str(tmp_path / "out.safetensors"), *options])

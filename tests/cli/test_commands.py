@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -186,6 +187,37 @@ def test_html_report_escapes_what_the_file_says(tmp_path):
     assert "&lt;script&gt;" in page
     assert page.count("<svg") == 2
     assert "http" not in page
+
+
+@pytest.mark.parametrize("name", ["a$\\frac{$", "b" * 3000, "c\x1b\x00"], ids=["formula", "long", "control"])
+def test_pictures_take_any_name(name, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs fp4rt[plot]")
+    checkpoint.save(tmp_path / "in.safetensors", {f"{name}.weight": np.ones((2, 16), np.float32)})
+    plot = tmp_path / "q" / "run.png"  # in the folder that the run makes
+    assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "q", "--plot", plot) == 0
+    assert fp4rt_command("inspect", tmp_path / "q", "--figures", tmp_path / "layers.png") == 0
+    assert min(png_size(plot) + png_size(tmp_path / "layers.png")) > 100
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_a_model_without_quantized_layers_is_not_drawn(model, tmp_path, capsys):
+    pytest.importorskip("matplotlib", reason="needs fp4rt[plot]")
+    assert fp4rt_command("inspect", model, "--figures", tmp_path / "x.png") == 1
+    assert "no NVFP4 layers to draw" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize("redirection", ["| cat", ">&- | cat", ">&- 2>&-"])
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_any_name_is_printed_whatever_the_terminal_can_show(redirection, encoding, tmp_path):
+    weight = fp4rt.quantize(np.ones((2, 16), np.float32), layout="linear")
+    checkpoint.save(tmp_path / "in.safetensors", {"\u0441\u043b\u043e\u0439": weight})
+    line = f'"{sys.executable}" -m fp4rt inspect in.safetensors {redirection}; exit ${{PIPESTATUS[0]}}'
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert ("\\u0441\\u043b\\u043e\\u0439" in ended.stdout) == (redirection == "| cat")
 
 
 def test_table_does_not_interpret_names_as_markup(tmp_path, capsys):
