@@ -171,25 +171,17 @@ def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
 def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[ArrayView | float | None]) -> None:
     """That what is written shares no byte with what is read: kernels read in another order than they write.
 
-    Targets are dense. A source counts from its first byte to its last, gaps between its rows included.
+    An array counts from its first byte to its last, gaps between its rows included.
     """
     for source in sources:
-        if not isinstance(source, ArrayView) or 0 in source.shape:
-            continue
-        low = high = 0
-        for extent, stride in zip(source.shape, source.strides, strict=True):
-            reach = (extent - 1) * stride
-            if reach < 0:
-                low += reach
-            else:
-                high += reach
-        itemsize = source.itemsize
-        first, end = source.pointer + low * itemsize, source.pointer + (high + 1) * itemsize
-        for target in targets:
-            if target.pointer < end and first < target.pointer + target.nbytes and 0 not in target.shape:
-                raise ShapeError(
-                    f"{function} needs out in memory of its own, got one that overlaps {source.name}; pass another"
-                )
+        if type(source) is ArrayView:
+            first, end = source.span
+            for target in targets:
+                start, stop = target.span
+                if start < end and first < stop:
+                    raise ShapeError(
+                        f"{function} needs out in memory of its own, got one that overlaps {source.name}; pass another"
+                    )
 
 
 def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:

@@ -40,7 +40,21 @@ class ArrayView:
 
     any_foreign: ClassVar[bool] = False  # whether this process has ever seen a foreign one: most never do
 
-    __slots__ = ("device", "dtype", "foreign", "library", "name", "owner", "pointer", "readonly", "shape", "strides")
+    __slots__ = (
+        "_span",
+        "device",
+        "dtype",
+        "foreign",
+        "library",
+        "name",
+        "owner",
+        "pointer",
+        "readonly",
+        "shape",
+        "strides",
+    )
+
+    _span: tuple[int, int] | None
 
     def __init__(
         self,
@@ -65,6 +79,7 @@ class ArrayView:
         self.readonly = readonly
         self.name = name
         self.foreign = foreign
+        self._span = None
         if foreign:
             ArrayView.any_foreign = True
 
@@ -89,6 +104,26 @@ class ArrayView:
     def nbytes(self) -> int:
         """Bytes of the elements, without gaps between them."""
         return self.size * dtypes.itemsize(self.dtype)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Addresses of its first byte and of the one behind its last, gaps included; (0, 0) without elements."""
+        span = self._span
+        if span is None:
+            span = self._span = self._reach()
+        return span
+
+    def _reach(self) -> tuple[int, int]:
+        low = high = 0
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            if extent == 0:
+                return 0, 0
+            if stride >= 0:
+                high += (extent - 1) * stride
+            else:
+                low += (extent - 1) * stride
+        itemsize = dtypes.itemsize(self.dtype)
+        return self.pointer + low * itemsize, self.pointer + (high + 1) * itemsize
 
     @property
     def contiguous(self) -> bool:
