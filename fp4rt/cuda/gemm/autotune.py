@@ -104,9 +104,7 @@ def choices(problem: Problem) -> list[Choice]:
     first = choose(problem)
     if first.kernel != "portable":
         tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
-        wider = (
-            replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:]
-        )
+        wider = (replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:])
         return [first, *wider]
     a_kind = "float16" if first.activations == "fp16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
