@@ -75,8 +75,11 @@ def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedV
 def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float:
     """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
     if not hasattr(value, "__dlpack__") and isinstance(value, numbers.Real):  # the second question is the dearer one
-        with np.errstate(over="ignore"):
-            return float(np.float32(value))
+        try:
+            with np.errstate(over="ignore"):
+                return float(np.float32(value))
+        except OverflowError:  # an integer beyond even fp64
+            return math.inf if value > 0 else -math.inf
     view = interop.view(value, name, stream)
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")

@@ -40,7 +40,7 @@ def thread_count() -> int:
     """``FP4RT_NUM_THREADS``, else the number of processors that this process may use."""
     chosen = os.environ.get(THREADS_VARIABLE)
     if chosen:
-        if not chosen.isdigit() or int(chosen) == 0:
+        if not chosen.isdecimal() or int(chosen) == 0:
             raise ThreadCountError(
                 f"{THREADS_VARIABLE} must be a positive integer, got {chosen!r}; unset it or correct it"
             )

@@ -94,6 +94,7 @@ def test_a_global_scale_must_be_finite_and_positive(scale: float) -> None:
         array = np.array([scale]).astype(np.float32)
     for value in (scale, np.float64(scale), array):
         assert "global_scale" in message(ScaleError, lambda value=value: fp4rt.quantize(X, value))
+    assert "got inf" in message(ScaleError, lambda: fp4rt.quantize(X, 10**400))
     assert issubclass(ScaleError, ValueError)
 
 

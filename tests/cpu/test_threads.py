@@ -46,7 +46,7 @@ def test_the_environment_decides_the_number_of_threads() -> None:
     assert int(in_new_process(code, FP4RT_NUM_THREADS="")) == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5"])
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "\u00b2"])
 def test_an_impossible_number_of_threads_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(threads.THREADS_VARIABLE, value)
     with pytest.raises(threads.ThreadCountError, match="FP4RT_NUM_THREADS"):
