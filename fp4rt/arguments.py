@@ -79,7 +79,7 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
             with np.errstate(over="ignore"):
                 return float(np.float32(value))
         except OverflowError:  # an integer beyond even fp64
-            return math.inf if int(value) > 0 else -math.inf
+            return math.inf if math.floor(value) > 0 else -math.inf
     view = interop.view(value, name, stream)
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
