@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
             with np.errstate(over="ignore"):
                 return float(np.float32(value))
         except OverflowError:  # an integer beyond even fp64
-            return math.inf if math.floor(value) > 0 else -math.inf
+            return math.inf if cast(Any, value) > 0 else -math.inf
     view = interop.view(value, name, stream)
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
