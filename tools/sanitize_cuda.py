@@ -16,7 +16,7 @@ from itertools import cycle
 
 TOOLS = ("memcheck", "initcheck", "racecheck")
 FOUND_ERRORS = 9
-SHAPES = [(1, 16, 16), (3, 50, 64), (130, 80, 96), (257, 1040, 1056), (2, 7152, 7168)]
+SHAPES = [(1, 16, 16), (3, 50, 64), (130, 80, 96), (257, 1040, 1056), (2, 7152, 7168), (1030, 512, 512)]
 SCALES = (1.0, 1e-38, 3e38, None)
 
 
