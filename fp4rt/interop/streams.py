@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from fp4rt.device import Device
-from fp4rt.errors import DtypeError
+from fp4rt.errors import BackendUnavailable, DtypeError
 from fp4rt.interop import cuda_driver
 from fp4rt.interop.arrays import ArrayView
 
@@ -58,7 +58,12 @@ def _current_stream(library: str, index: int) -> int:
         return int(raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream)
     if library in ("cupy", "dlpack"):  # results of "dlpack" are CuPy's
         cupy = sys.modules.get("cupy")
-        return LEGACY_DEFAULT if cupy is None else cupy.cuda.get_current_stream(index).ptr
+        if cupy is None:
+            return LEGACY_DEFAULT
+        try:
+            return int(cupy.cuda.get_current_stream(index).ptr)
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise BackendUnavailable(f"cuda:{index} has no usable CUDA driver: {error}") from error
     return LEGACY_DEFAULT
 
 

@@ -87,3 +87,14 @@ def test_a_weight_that_was_quantized_here_needs_no_records():
     back = packed.unpack()
     assert (back.data == q.data).all()
     assert (back.scales == q.scales).all()
+
+
+def test_an_idle_expert_s_weight_of_no_rows_packs_unpacks_and_multiplies():
+    import cupy
+
+    q = fp4rt.quantize(cupy.zeros((0, 64), cupy.float16), 1.0)
+    weight = fp4rt.prepack(q)
+    assert weight.unpack().data.shape == (0, 32)
+    x = cupy.ones((3, 64), cupy.float16)
+    for b in (q, weight):
+        assert fp4rt.matmul(x, b).shape == (3, 0)

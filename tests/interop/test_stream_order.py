@@ -218,3 +218,18 @@ def test_an_object_that_says_its_device_is_believed() -> None:
     array = CudaArray()
     array.device = types.SimpleNamespace(id=3)  # type: ignore[attr-defined]
     assert interop.view(array, stream=9).device == Device("cuda", 3)
+
+
+def test_a_device_array_without_a_driver_is_told_so_by_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def no_driver(index: int) -> Any:
+        raise CUDARuntimeError("cudaErrorInsufficientDriver")
+
+    runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
+    cuda = types.SimpleNamespace(get_current_stream=no_driver, runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    view = interop.view(CudaArray(stream=None), stream=9)
+    with pytest.raises(BackendUnavailable, match=r"cuda:0 .* cudaErrorInsufficientDriver"):
+        stream_handle(None, view)

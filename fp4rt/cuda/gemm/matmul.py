@@ -70,7 +70,7 @@ def matmul(
     first = a.data if isinstance(a, QuantizedViews) else a
     (m, _), (n, _) = a.shape, b.shape
     buffer = new_memory((m, n), out_dtype, first.device, stream) if out is None else None
-    if m > 0:
+    if m > 0 and n > 0:
         if out is not None:
             check_alignment(out)
         to = buffer.pointer if buffer is not None else out.pointer  # type: ignore[union-attr]

@@ -76,6 +76,8 @@ def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
 def pack_tiles(b: QuantizedViews, to: int, stream: int, counts: int = 0) -> None:
     """The tiles of ``b`` at address ``to``, and at ``counts``, where given, how many records each row needs."""
     groups, row_tiles, _ = tiles_shape(*b.shape)
+    if row_tiles == 0:
+        return
     args = _arguments(b, to, counts, 0, 0)
     PACK.on(b.data.device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
 
@@ -97,7 +99,8 @@ def unpack(weight: PrepackedWeight, stream: int) -> QuantizedTensor:
         (data.pointer, scales.pointer, tiles.pointer, 0, restored.pointer), (n, k), columns, layout, int(count)
     )
     groups, row_tiles, _ = tiles_shape(n, k)
-    UNPACK.on(device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
+    if row_tiles:
+        UNPACK.on(device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
     if count:
         RESTORE_RECORDS.on(device.index).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
     scale = new_memory((1,), "float32", device, stream)
@@ -136,6 +139,8 @@ def _clear(pointer: int, nbytes: int, device: Device, stream: int) -> None:
 def _read(pointer: int, count: int, device: Device, stream: int) -> np.ndarray:
     """uint32 (count,) on the host, after the stream's work."""
     host = np.empty(count, np.uint32)
+    if count == 0:
+        return host
     with cuda_driver.on_device(device.index) as driver:
         driver.call(
             "cuMemcpyDtoHAsync_v2",
