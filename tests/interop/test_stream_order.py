@@ -229,7 +229,7 @@ def test_a_device_array_without_a_driver_is_told_so_by_our_error(monkeypatch: py
 
     runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
     cuda = types.SimpleNamespace(get_current_stream=no_driver, runtime=runtime)
+    view = interop.view(CudaArray(), stream=9)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
-    view = interop.view(CudaArray(stream=None), stream=9)
     with pytest.raises(BackendUnavailable, match=r"cuda:0 .* cudaErrorInsufficientDriver"):
         stream_handle(None, view)
