@@ -182,8 +182,19 @@ def _vote_for_method(result: Configuration, quantization: dict[str, Any], place:
     if method == MODELOPT.name:
         if quantization.get("quant_algo") in (None, *ALGORITHMS):
             result.vote(MODELOPT.name, f"{place} (quant_method)")
+            _check_weight_groups(quantization, place)
     elif method == COMPRESSED_TENSORS.name and _names_nvfp4(quantization):
         result.vote(COMPRESSED_TENSORS.name, f"{place} (format)")
+        _check_weight_groups(quantization, place)
+
+
+def _check_weight_groups(quantization: dict[str, Any], place: str) -> None:
+    """That every group of 4-bit weights has blocks of 16."""
+    groups = quantization.get("config_groups")
+    for name, group in groups.items() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict) and weights.get("num_bits") == 4:
+            _check_group_size(weights, f"{place}: config_groups {printable(name)}")
 
 
 def _names_nvfp4(quantization: dict[str, Any]) -> bool:
@@ -200,6 +211,10 @@ def _check_hf_quant(hf_quant: dict[str, Any], place: str) -> None:
     if algorithm not in ALGORITHMS:
         wanted = ", ".join(ALGORITHMS)
         raise CheckpointError(f"{place}: quant_algo {printable(algorithm)} is not read; wanted one of {wanted}")
+    _check_group_size(quantization, place)
+
+
+def _check_group_size(quantization: dict[str, Any], place: str) -> None:
     group_size = quantization.get("group_size", BLOCK)
     if group_size not in (None, BLOCK):
         raise CheckpointError(f"{place}: group_size {printable(group_size)}; NVFP4 has blocks of {BLOCK}")

@@ -117,6 +117,18 @@ def test_other_algorithms_and_block_sizes_are_refused(key, value, tmp_path, file
         checkpoint.open(tmp_path)
 
 
+@pytest.mark.parametrize("method", ["modelopt", "compressed-tensors"])
+def test_another_block_size_of_a_weight_group_is_refused(method, tmp_path, files):
+    names = {"modelopt": files.modelopt, "compressed-tensors": files.compressed_tensors}
+    files.make(tmp_path / "model.safetensors", names[method]())
+    weights = {"num_bits": 4, "type": "float", "group_size": 32}
+    quantization = {"quant_method": method, "config_groups": {"group_0": {"weights": weights}}}
+    quantization |= {"quant_algo": "NVFP4"} if method == "modelopt" else {"format": "nvfp4-pack-quantized"}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    with pytest.raises(CheckpointError, match="group_0.*group_size.*32"):
+        checkpoint.open(tmp_path)
+
+
 @pytest.mark.parametrize("layout", ["128x4", "8x4"])
 def test_other_layouts_of_modelopt_carry_it_in_the_tensors_name(layout, tmp_path):
     rng = np.random.default_rng(3)
