@@ -1,4 +1,8 @@
-"""Device code built by g++: num/, layout/, block/ and kernels/ as they are, host/ptx/ in place of the instructions."""
+"""Kernel sources built by g++, two ways.
+
+``build``: device functions and simple kernels as they are, host/ptx/ in place of the instructions. ``emulate``: whole
+product and packing kernels, thread by thread, emulation/ in place of what a block shares.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +16,39 @@ import pytest
 from fp4rt.sources import kernels_root
 
 HOST = Path(__file__).parent / "host"
-FLAGS = ["-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
-FLAGS += ["-ffp-contract=off"]  # as the kernels are compiled: each product and each sum rounds on its own
+EMULATION = Path(__file__).parent / "emulation"
+# -ffp-contract=off as the kernels are compiled: each product and each sum rounds on its own
+FLAGS = ["-std=c++17", "-shared", "-fPIC", "-ffp-contract=off"]
+HOST_FLAGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-include", str(HOST / "qualifiers.h")]
 
 
-@pytest.fixture(scope="session")
-def build(tmp_path_factory):
-    """``build("kernel.cpp", "-O1", "-DNAME=VALUE", ...)`` -> the loaded library; each set of options is built once."""
+def _builder(folder, sources, flags):
     compiler = shutil.which("g++")
     if compiler is None:
-        pytest.skip("needs g++ to build the device functions for the host")
-    folder = tmp_path_factory.mktemp("host")
+        pytest.skip("needs g++ to build the kernels' sources for the host")
     built = {}
 
     def build(source, *options):
         key = (source, options)
         if key not in built:
             library = folder / f"{len(built)}.so"
-            includes = ["-include", str(HOST / "qualifiers.h"), "-I", str(HOST), "-I", str(kernels_root())]
-            command = [compiler, *FLAGS, *options, *includes, str(HOST / source), "-o", str(library)]
+            includes = ["-I", str(sources), "-I", str(kernels_root())]
+            command = [compiler, *FLAGS, *flags, *options, *includes, str(sources / source), "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             built[key] = ctypes.CDLL(str(library))
         return built[key]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """``build("kernel.cpp", "-O1", "-DNAME=VALUE", ...)`` -> the loaded library; each set of options is built once."""
+    return _builder(tmp_path_factory.mktemp("host"), HOST, HOST_FLAGS)
+
+
+@pytest.fixture(scope="session")
+def emulate(tmp_path_factory):
+    """``emulate("kernel.cpp", "-DNAME=VALUE", ...)`` -> the loaded library; each set of options is built once."""
+    return _builder(tmp_path_factory.mktemp("emulation"), EMULATION, ["-O1", "-w"])

@@ -7,9 +7,6 @@ is used before its copies were waited for.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +17,7 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile
 from fp4rt.format import BLOCK, E2M1, E4M3
 from fp4rt.layout import LAYOUTS, ceil_div, round_up
-from fp4rt.sources import kernels_root
 
-EMULATION = Path(__file__).parent / "emulation"
 FP32 = 2  # out_type
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 
@@ -44,26 +39,9 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++ to build the kernel for the CPU")
-    folder, built = tmp_path_factory.mktemp("emulation"), {}
-
-    def build(spec):
-        if spec not in built:
-            library = folder / f"{len(built)}.so"
-            options = [f"-D{name}={value}" for name, value in spec.defines]
-            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-            includes = ["-I", str(EMULATION), "-I", str(kernels_root())]
-            command = [compiler, *flags, *includes, *options, str(EMULATION / "gemm_portable.cpp"), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            built[spec] = ctypes.CDLL(str(library))
-        return built[spec]
-
-    return build
+@pytest.fixture
+def build(emulate):
+    return lambda spec: emulate("gemm_portable.cpp", *(f"-D{name}={value}" for name, value in spec.defines))
 
 
 class Memory:

@@ -8,9 +8,6 @@ hangs. Clusters are not emulated.
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +18,7 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.format import BLOCK, E2M1, E4M3, INPUT_DTYPES
 from fp4rt.layout import round_up
-from fp4rt.sources import kernels_root
 
-EMULATION = Path(__file__).parent / "emulation"
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 GUARD = 0x5A
@@ -51,25 +46,11 @@ CASES = (
 )
 
 
-@pytest.fixture(scope="module")
-def build(tmp_path_factory):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++ to build the kernel for the CPU")
-    folder, built = tmp_path_factory.mktemp("hopper"), {}
-
+@pytest.fixture
+def build(emulate):
     def build(spec):
-        if spec not in built:
-            library = folder / f"{len(built)}.so"
-            options = [f"-D{name}={value}" for name, value in spec.defines]
-            options += [f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}"]
-            flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w"]
-            includes = ["-I", str(EMULATION), "-I", str(kernels_root())]
-            command = [compiler, *flags, *includes, *options, str(EMULATION / "gemm_hopper.cpp"), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            built[spec] = ctypes.CDLL(str(library))
-        return built[spec]
+        options = [f"-D{name}={value}" for name, value in spec.defines]
+        return emulate("gemm_hopper.cpp", *options, f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}")
 
     return build
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,25 +10,14 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.prepack import ROWS_A_BLOCK, THREADS
 from fp4rt.format import BLOCK
 from fp4rt.layout import LAYOUTS, ceil_div, round_up
-from fp4rt.sources import kernels_root
 
-EMULATION = Path(__file__).parent / "emulation"
 ARGUMENTS = argument_struct("kernels/gemm_prepack.cuh", "PrepackArguments")
 CASES = [(1, 16, "linear"), (33, 272, "128x4"), (17, 50, "8x4"), (20, 33, "linear")]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("needs g++ to build the kernels for the CPU")
-    path = tmp_path_factory.mktemp("prepack") / "prepack.so"
-    command = [compiler, "-std=c++17", "-O1", "-shared", "-fPIC", "-w", "-I", str(EMULATION), "-I", str(kernels_root())]
-    done = subprocess.run(
-        [*command, str(EMULATION / "gemm_prepack.cpp"), "-o", str(path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(path))
+@pytest.fixture
+def library(emulate):
+    return emulate("gemm_prepack.cpp")
 
 
 def weight(n, k):
