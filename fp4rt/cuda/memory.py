@@ -125,7 +125,7 @@ class CupyUpstream(CudaStreams):
                     raise MemoryError("MemoryAsyncPool would allocate inside the graph, for the graph's lifetime only")
                 memory = self._alloc_at_home(malloc, nbytes, device, stream)
             else:
-                with self._cupy.cuda.ExternalStream(stream, device.index), relaxed_capture(capturing):
+                with borrowed_stream(self._cupy, stream, device), relaxed_capture(capturing):
                     memory = malloc(nbytes)
         return memory.ptr, [memory]
 
@@ -173,6 +173,23 @@ class TorchUpstream(CudaStreams):
     def must_be_idle(self, handle: Any) -> bool:
         """The cache keeps the memory for its stream."""
         return False
+
+
+class StreamHandle:
+    """A stream of someone else's, in the form of the CUDA stream protocol."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._handle
+
+
+def borrowed_stream(cupy: Any, handle: int, device: Device) -> Any:
+    """CuPy's stream object over a handle that CuPy does not own."""
+    if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14 on
+        return cupy.cuda.Stream.from_external(StreamHandle(handle))
+    return cupy.cuda.ExternalStream(handle, device.index)
 
 
 @contextmanager
