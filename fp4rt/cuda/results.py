@@ -1,4 +1,4 @@
-"""Device memory for results, from the current pool, as arrays of the caller's library."""
+"""Device memory for results, from the current pool, as arrays of the caller's library; and what is queued on it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import ctypes
 import math
 from typing import Any
 
+import numpy as np
+
 from fp4rt import interop
 from fp4rt.device import Device
 from fp4rt.interop import cuda_driver
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.pool import Buffer, PaddingTag, current_pool
 
-__all__ = ["copy_bytes", "fill_float", "new_memory", "result"]
+__all__ = ["clear_bytes", "copy_bytes", "fill_float", "new_memory", "read_bytes", "result", "write_bytes"]
 
 
 def new_memory(
@@ -38,6 +40,47 @@ def copy_bytes(to: int, source: int, nbytes: int, device: Device, stream: int) -
                 ctypes.c_size_t(nbytes),
                 ctypes.c_void_p(stream),
             )
+
+
+def clear_bytes(to: int, nbytes: int, device: Device, stream: int) -> None:
+    """Queue the writing of zeros; recorded like a kernel during a capture."""
+    if nbytes:
+        with cuda_driver.on_device(device.index) as driver:
+            driver.call(
+                "cuMemsetD8Async",
+                ctypes.c_uint64(to),
+                ctypes.c_ubyte(0),
+                ctypes.c_size_t(nbytes),
+                ctypes.c_void_p(stream),
+            )
+
+
+def read_bytes(to: np.ndarray, source: int, device: Device, stream: int) -> None:
+    """Fill a dense host array from the device, after the stream's work; waits."""
+    if to.nbytes:
+        with cuda_driver.on_device(device.index) as driver:
+            driver.call(
+                "cuMemcpyDtoHAsync_v2",
+                ctypes.c_void_p(to.ctypes.data),
+                ctypes.c_uint64(source),
+                ctypes.c_size_t(to.nbytes),
+                ctypes.c_void_p(stream),
+            )
+            driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+
+def write_bytes(to: int, source: np.ndarray, device: Device, stream: int) -> None:
+    """Copy a dense host array to the device, after the stream's work; waits until it was read."""
+    if source.nbytes:
+        with cuda_driver.on_device(device.index) as driver:
+            driver.call(
+                "cuMemcpyHtoDAsync_v2",
+                ctypes.c_uint64(to),
+                ctypes.c_void_p(source.ctypes.data),
+                ctypes.c_size_t(source.nbytes),
+                ctypes.c_void_p(stream),
+            )
+            driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
 
 def fill_float(to: int, value: float, device: Device, stream: int) -> None:

@@ -7,7 +7,6 @@ that this library quantized has none.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,9 +15,8 @@ import numpy as np
 from fp4rt import interop
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel_spec import KernelSpec
-from fp4rt.cuda.results import copy_bytes, new_memory, result
+from fp4rt.cuda.results import clear_bytes, copy_bytes, new_memory, read_bytes, result, write_bytes
 from fp4rt.format import BLOCK, CODES_PER_BYTE
-from fp4rt.interop import cuda_driver
 from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
 from fp4rt.pool import data_tag, scale_tag
 from fp4rt.prepacked import RECORD_BYTES, PrepackedWeight, check_version, tiles_shape
@@ -26,7 +24,6 @@ from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
-    from fp4rt.device import Device
     from fp4rt.layout import ScaleLayout
 
 __all__ = ["kernel_specs", "pack_tiles", "prepack", "unpack"]
@@ -51,14 +48,15 @@ def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
     device, library = b.data.device, b.data.library
     tiles = new_memory(tiles_shape(n, k), "uint8", device, stream)
     counts = new_memory((n,), "float32", device, stream)  # u32, of the same size
-    _clear(counts.pointer, counts.nbytes, device, stream)
+    clear_bytes(counts.pointer, counts.nbytes, device, stream)
     pack_tiles(b, tiles.pointer, stream, counts.pointer)
-    changed = _read(counts.pointer, n, device, stream)
+    changed = np.empty(n, np.uint32)
+    read_bytes(changed, counts.pointer, device, stream)
     count = int(changed.sum(dtype=np.int64))
     records = new_memory((count, RECORD_BYTES), "uint8", device, stream)
     if count:
         begins = np.concatenate([[0], np.cumsum(changed[:-1])]).astype(np.uint32)
-        _write(counts.pointer, begins, device, stream)
+        write_bytes(counts.pointer, begins, device, stream)
         args = _arguments(b, 0, counts.pointer, records.pointer, count)
         WRITE_RECORDS.on(device.index).launch((ceil_div(n, ROWS_A_BLOCK), 1, 1), (THREADS, 1, 1), args, stream)
     scale = new_memory((1,), "float32", device, stream)
@@ -94,7 +92,7 @@ def unpack(weight: PrepackedWeight, stream: int) -> QuantizedTensor:
     scale_shape = layout.shape(n, columns)
     scales = new_memory(scale_shape, "uint8", device, stream, scale_tag(layout.name, n, k, padded_n))
     for buffer in (data, scales):
-        _clear(buffer.pointer, buffer.nbytes, device, stream)
+        clear_bytes(buffer.pointer, buffer.nbytes, device, stream)
     args = _pack(
         (data.pointer, scales.pointer, tiles.pointer, 0, restored.pointer), (n, k), columns, layout, int(count)
     )
@@ -122,45 +120,3 @@ def _arguments(b: QuantizedViews, tiles: int, counts: int, records: int, count: 
 def _pack(pointers: tuple[int, ...], shape: tuple[int, int], columns: int, layout: ScaleLayout, count: int) -> bytes:
     row_bytes = columns * BLOCK // CODES_PER_BYTE
     return ARGUMENTS.pack(*pointers, row_bytes, *shape, columns, layout.index, count)
-
-
-def _clear(pointer: int, nbytes: int, device: Device, stream: int) -> None:
-    if nbytes:
-        with cuda_driver.on_device(device.index) as driver:
-            driver.call(
-                "cuMemsetD8Async",
-                ctypes.c_uint64(pointer),
-                ctypes.c_ubyte(0),
-                ctypes.c_size_t(nbytes),
-                ctypes.c_void_p(stream),
-            )
-
-
-def _read(pointer: int, count: int, device: Device, stream: int) -> np.ndarray:
-    """uint32 (count,) on the host, after the stream's work."""
-    host = np.empty(count, np.uint32)
-    if count == 0:
-        return host
-    with cuda_driver.on_device(device.index) as driver:
-        driver.call(
-            "cuMemcpyDtoHAsync_v2",
-            ctypes.c_void_p(host.ctypes.data),
-            ctypes.c_uint64(pointer),
-            ctypes.c_size_t(host.nbytes),
-            ctypes.c_void_p(stream),
-        )
-        driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
-    return host
-
-
-def _write(pointer: int, host: np.ndarray, device: Device, stream: int) -> None:
-    """The host array to the device, read before this returns."""
-    with cuda_driver.on_device(device.index) as driver:
-        driver.call(
-            "cuMemcpyHtoDAsync_v2",
-            ctypes.c_uint64(pointer),
-            ctypes.c_void_p(host.ctypes.data),
-            ctypes.c_size_t(host.nbytes),
-            ctypes.c_void_p(stream),
-        )
-        driver.call("cuStreamSynchronize", ctypes.c_void_p(stream))
