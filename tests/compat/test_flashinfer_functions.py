@@ -14,6 +14,10 @@ import fp4rt  # noqa: E402
 from fp4rt.compat import flashinfer  # noqa: E402
 from fp4rt.compat.flashinfer import SfLayout  # noqa: E402
 from fp4rt.layout import LAYOUTS, round_up  # noqa: E402
+from tests.compat.golden_cases import NAMES as GOLDEN_NAMES  # noqa: E402
+from tests.compat.golden_cases import golden_cases  # noqa: E402
+from tests.cpu.comparison import assert_same_bits  # noqa: E402
+from tests.golden.vectors import magnitudes  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16]
 SHAPES = [(128, 64), (256, 128), (120, 64), (200, 256), (1, 64), (3, 128), (16, 1024)]
@@ -42,6 +46,16 @@ def test_quantize_is_fp4rts_in_every_layout(device: str, layout: Any, shape: tup
     swizzled, small = layout != SfLayout.layout_linear, layout == SfLayout.layout_8x4
     again = flashinfer.fp4_quantize(x, scale, 16, False, swizzled, small)
     assert all(torch.equal(a, b) for a, b in zip(again, (out, out_scale), strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_vectors_bit_for_bit(device: str, name: str, dtype: str) -> None:
+    for what, x, scale, packed, recorded in golden_cases(name, dtype, device):
+        for layout in SfLayout:
+            out, scales = flashinfer.nvfp4_quantize(x, scale, sfLayout=layout)
+            assert_same_bits(magnitudes(out.cpu().numpy()), magnitudes(packed), f"{what}, magnitudes")
+            assert_same_bits(scales.cpu().numpy(), recorded[NAMES[layout]], f"{what}, scales in {layout.name}")
 
 
 @pytest.mark.parametrize("fill", ["zeros", "maxes", "boundary"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,10 @@ torch = pytest.importorskip("torch")
 from fp4rt.compat import vllm  # noqa: E402
 from fp4rt.format import E2M1, E4M3  # noqa: E402
 from fp4rt.layout import LAYOUTS, ceil_div, round_up  # noqa: E402
+from tests.compat.golden_cases import NAMES, golden_cases  # noqa: E402
+from tests.cpu.comparison import assert_same_bits  # noqa: E402
+from tests.golden.vectors import GOLDEN, magnitudes  # noqa: E402
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 DTYPES = [torch.float16, torch.bfloat16]
 SHAPES = [(128, 64), (128, 128), (256, 64), (256, 128)]
 PADDED_SHAPES = [(m, n) for m in (90, 128, 150) for n in (48, 64, 80, 128)]
@@ -144,19 +145,16 @@ def test_any_number_of_dimensions_is_flattened_to_rows(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["rand_{}_150x80", "rand_{}_3x48", "ties_{}", "scaletie_{}", "outlier_{}"])
+@pytest.mark.parametrize("name", NAMES)
 def test_golden_vectors_bit_for_bit(device: str, name: str, dtype: str) -> None:
-    golden = np.load(GOLDEN / f"{name.format(dtype)}.npz")
-    prefix = "vllm_test_ref/"
-    if prefix + "packed" not in golden:
-        pytest.skip(f"{name} has several global scales")
-    x = torch.from_numpy(golden["x_bits"].view(np.int16)).view(getattr(torch, dtype)).to(device)
-    out, scales = vllm.scaled_fp4_quant(x, torch.tensor(golden["gs"], device=device))
-    magnitude_bits = 0x77
-    assert np.array_equal(out.cpu().numpy() & magnitude_bits, golden[prefix + "packed"] & magnitude_bits)
-    assert np.array_equal(scales.cpu().view(torch.uint8).numpy(), golden[prefix + "sf_128x4"])
-    _, small = vllm.flashinfer_quant_nvfp4_8x4_sf_layout(x, torch.tensor(golden["gs"], device=device))
-    assert np.array_equal(small.cpu().numpy(), golden[prefix + "sf_8x4"])
+    for what, x, scale, packed, recorded in golden_cases(name, dtype, device):
+        out, swizzled = vllm.scaled_fp4_quant(x, scale)
+        plain, linear = vllm.scaled_fp4_quant(x, scale, is_sf_swizzled_layout=False)
+        data, small = vllm.flashinfer_quant_nvfp4_8x4_sf_layout(x, scale)
+        for codes in (out, plain, data):
+            assert_same_bits(magnitudes(codes.cpu().numpy()), magnitudes(packed), f"{what}, magnitudes")
+        for layout, scales in (("128x4", swizzled), ("linear", linear), ("8x4", small)):
+            assert_same_bits(scales.cpu().view(torch.uint8).numpy(), recorded[layout], f"{what}, scales in {layout}")
 
 
 @pytest.mark.parametrize(

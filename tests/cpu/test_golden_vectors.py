@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,34 +13,13 @@ import fp4rt
 from fp4rt.cpu import reference
 from fp4rt.layout import LAYOUTS
 from tests.cpu.comparison import DTYPES, assert_same_bits
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
-SOURCE = "vllm_test_ref"
-
-
-def files_of_kind(*kinds: str) -> list[Path]:
-    return [path for path in sorted(GOLDEN.glob("*.npz")) if json.loads(np.load(path)["meta"].item())["kind"] in kinds]
+from tests.golden.vectors import SOURCE, cases, files_of_kind, magnitudes
 
 
 def files_with_values() -> list[Path]:
     """Files that recorded dequantized values."""
     files = files_of_kind("quant", "quant_multi_gs")
     return [path for path in files if any(key.endswith(f"{SOURCE}/dequant") for key in np.load(path).files)]
-
-
-def cases(path: Path) -> Iterator[tuple[str, np.ndarray, np.float32, dict[str, np.ndarray]]]:
-    """(name, x, global scale, outputs of the source) of every global scale in a file."""
-    file = np.load(path)
-    x = file["x_bits"].view(DTYPES[json.loads(file["meta"].item())["dtype"]])
-    scales = file["gs_list"] if "gs_list" in file else [file["gs"]]
-    for i, scale in enumerate(scales):
-        prefix = f"g{i}/{SOURCE}/" if "gs_list" in file else f"{SOURCE}/"
-        outputs = {key.removeprefix(prefix): file[key] for key in file.files if key.startswith(prefix)}
-        yield f"{path.stem}, global scale {scale}", x, np.float32(scale), outputs
-
-
-def magnitudes(data: np.ndarray) -> np.ndarray:
-    return data & 0x77
 
 
 def test_there_are_vectors_of_every_kind() -> None:
