@@ -219,8 +219,8 @@ def matmul(
     target = None
     if out is not None:
         target = check_array_out("matmul", out, first, (m, n), name, stream)
-        read = [view for operand in (left, right) if isinstance(operand, QuantizedViews) for view in operand[:3]]
-        check_apart("matmul", (target,), (first, *read, factor, addend))
+        read = left[:3] if isinstance(left, QuantizedViews) else (left,)
+        check_apart("matmul", (target,), (*read, *right[:3], factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
     interop.hold_foreign(stream, left, right, factor, addend, target)
     return out if out is not None else result
@@ -262,8 +262,11 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
 
 def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
     """The tensor that a prepacked weight was made from: every byte of its blocks; padding comes back as zeros."""
-    tiles = interop.view(weight.data, "weight", stream)
-    return _backend(tiles).unpack(weight, interop.stream_handle(stream, tiles))
+    views = weight.views(stream)
+    stream = interop.stream_handle(stream, views.data)
+    result = _backend(views.data).unpack(views, stream)
+    interop.hold_foreign(stream, views)
+    return result
 
 
 def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:

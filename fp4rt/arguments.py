@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from fp4rt import interop
-from fp4rt.backend import QuantizedViews
+from fp4rt.backend import PrepackedViews, QuantizedViews
 from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.interop import ArrayView
@@ -195,20 +195,16 @@ def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, in
     return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
 
 
-def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedWeight, int]:
+def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedViews, int]:
     """Operand ``b`` of matmul on the device of ``first`` with the same k, and its n."""
-    right: QuantizedViews | PrepackedWeight
-    if isinstance(b, PrepackedWeight):
-        right, (n, k_of_b) = b, b.shape
-        interop.same_device(first, interop.view(b.data, "b", stream))
-    elif isinstance(b, QuantizedTensor):
-        right, (n, k_of_b) = b.views(stream), b.shape
-        interop.same_device(first, right.data)
-    else:
+    if not isinstance(b, (PrepackedWeight, QuantizedTensor)):
         raise DtypeError(
             f"matmul needs b as a QuantizedTensor or the result of prepack, got {type(b).__name__}; "
             "quantize the weight first"
         )
+    right, (n, k_of_b) = b.views(stream), b.shape
+    if right.data.device != first.device:
+        interop.same_device(first, right.data)
     if k_of_b != k:
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
     return right, n

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fp4rt.prepacked import PrepackedWeight
     from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["Backend", "BackendStatus", "Explanation", "QuantizedViews"]
+__all__ = ["Backend", "BackendStatus", "Explanation", "PrepackedViews", "QuantizedViews"]
 
 
 class QuantizedViews(NamedTuple):
@@ -47,6 +47,22 @@ class QuantizedViews(NamedTuple):
     @property
     def columns(self) -> int:
         """Number C of block columns, padding included."""
+        return block_columns(self.padded_n)
+
+
+class PrepackedViews(NamedTuple):
+    """A PrepackedWeight of the version that this library reads, seen through array views."""
+
+    data: ArrayView  # uint8, the tiles
+    restored: ArrayView  # uint8 (count, 16)
+    global_scale: ArrayView  # fp32, one element
+    shape: tuple[int, int]  # (n, k)
+    layout: ScaleLayout
+    padded_n: int
+
+    @property
+    def columns(self) -> int:
+        """Number of block columns of the tensor that it was made from."""
         return block_columns(self.padded_n)
 
 
@@ -101,7 +117,7 @@ class Backend(Protocol):
     def matmul(
         self,
         a: QuantizedViews | ArrayView,
-        b: QuantizedViews | PrepackedWeight,
+        b: QuantizedViews | PrepackedViews,
         out_dtype: str,
         alpha: ArrayView | float | None,
         bias: ArrayView | None,
@@ -111,12 +127,12 @@ class Backend(Protocol):
         """(m, n) in ``out_dtype`` = alpha * a @ b.T + bias, fp32 until the one rounding. ``bias`` is (n,)."""
 
     def explain(
-        self, a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int
+        self, a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedViews, measure: bool, stream: int
     ) -> Explanation:
         """How ``matmul(a, b)`` would be computed. ``measure``: time the candidates first and remember the fastest."""
 
     def prepack(self, b: QuantizedViews, stream: int) -> PrepackedWeight:
         """One-time repack of a weight (n, k)."""
 
-    def unpack(self, weight: PrepackedWeight, stream: int) -> QuantizedTensor:
+    def unpack(self, weight: PrepackedViews, stream: int) -> QuantizedTensor:
         """The tensor that ``weight`` was made from, padding zero."""

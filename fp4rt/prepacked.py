@@ -34,9 +34,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fp4rt import interop
+from fp4rt.backend import PrepackedViews
 from fp4rt.errors import LayoutError
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3, E4M3_NAN_BYTE
-from fp4rt.layout import ceil_div
+from fp4rt.layout import ceil_div, get_layout
 
 if TYPE_CHECKING:
     from fp4rt.tensor import QuantizedTensor
@@ -87,7 +89,17 @@ class PrepackedWeight:
         version: of the layout; :data:`PREPACKED_VERSION`.
     """
 
-    __slots__ = ("__weakref__", "data", "global_scale", "layout", "padded_n", "restored", "shape", "version")
+    __slots__ = (
+        "__weakref__",
+        "_views",
+        "data",
+        "global_scale",
+        "layout",
+        "padded_n",
+        "restored",
+        "shape",
+        "version",
+    )
 
     data: Any
     restored: Any
@@ -96,6 +108,7 @@ class PrepackedWeight:
     layout: str
     padded_n: int
     version: int
+    _views: PrepackedViews | None  # what views() gave last
 
     def __init__(
         self,
@@ -107,12 +120,14 @@ class PrepackedWeight:
         padded_n: int,
         version: int = PREPACKED_VERSION,
     ) -> None:
-        for name, value in zip(
-            ("data", "restored", "global_scale", "shape", "layout", "padded_n", "version"),
-            (data, restored, global_scale, shape, layout, padded_n, version),
-            strict=True,
-        ):
-            object.__setattr__(self, name, value)
+        _set(self, "data", data)
+        _set(self, "restored", restored)
+        _set(self, "global_scale", global_scale)
+        _set(self, "shape", shape)
+        _set(self, "layout", layout)
+        _set(self, "padded_n", padded_n)
+        _set(self, "version", version)
+        _set(self, "_views", None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"PrepackedWeight is frozen; prepack again instead of setting {name!r}")
@@ -135,11 +150,35 @@ class PrepackedWeight:
         k_groups, row_tiles, tile = tiles_shape(*self.shape)
         return k_groups * row_tiles * tile + int(self.restored.shape[0]) * RECORD_BYTES + 4
 
+    def views(self, stream: Any = None) -> PrepackedViews:
+        """The arrays as backends take them; the same object again as long as nothing about them has changed.
+
+        Raises:
+            LayoutError: the weight is of another version.
+        """
+        known = self._views
+        if known is not None and interop.unchanged(known[:3], stream):
+            return known
+        check_version(self)
+        views = PrepackedViews(
+            interop.view(self.data, "b", stream),
+            interop.view(self.restored, "b.restored", stream),
+            interop.view(self.global_scale, "b.global_scale", stream),
+            self.shape,
+            get_layout(self.layout),
+            self.padded_n,
+        )
+        _set(self, "_views", views if interop.lasting(views[:3]) else None)
+        return views
+
     def unpack(self, *, stream: Any = None) -> QuantizedTensor:
         """The tensor it was made from, byte for byte; padding comes back as zeros."""
         from fp4rt import api  # methods are spellings of the public functions
 
         return api.unpack(self, stream=stream)
+
+
+_set = object.__setattr__
 
 
 def check_version(weight: PrepackedWeight) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fp4rt import interop, prepacked
-from fp4rt.backend import BackendStatus, QuantizedViews
+from fp4rt.backend import BackendStatus, PrepackedViews, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.amax import amax_rows, encode_scale
 from fp4rt.cpu.kernels.quantize import quantize_rows
@@ -20,7 +20,7 @@ from fp4rt.cpu.memory import Matrix, Target, flat_bytes, matrix, new_array, offs
 from fp4rt.cpu.product import explain, matmul
 from fp4rt.cpu.threads import map_rows, on_thread, thread_count
 from fp4rt.format import BLOCK, CODES_PER_BYTE
-from fp4rt.layout import ScaleLayout, block_columns, ceil_div, data_shape, get_layout
+from fp4rt.layout import ScaleLayout, block_columns, ceil_div, data_shape
 from fp4rt.pool import data_tag, scale_tag
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
@@ -118,13 +118,11 @@ def prepack(b: QuantizedViews, stream: int = 0) -> PrepackedWeight:
     )
 
 
-def unpack(weight: PrepackedWeight, stream: int = 0) -> QuantizedTensor:
+def unpack(weight: PrepackedViews, stream: int = 0) -> QuantizedTensor:
     """See :class:`fp4rt.backend.Backend`."""
     n, k = weight.shape
-    tiles, restored = (interop.view(array).bits() for array in (weight.data, weight.restored))
-    data, row_major = prepacked.unpack(tiles, restored, n, k, weight.padded_n)
-    layout = get_layout(weight.layout)
-    scale = interop.view(weight.global_scale)
+    data, row_major = prepacked.unpack(weight.data.bits(), weight.restored.bits(), n, k, weight.padded_n)
+    scale, layout = weight.global_scale, weight.layout
     return _tensor(data, layout.pack(row_major), scalar(scale), (n, k), layout, weight.padded_n, scale.library)
 
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from fp4rt import interop, prepacked
-from fp4rt.backend import Explanation, QuantizedViews
+from fp4rt.backend import Explanation, PrepackedViews, QuantizedViews
 from fp4rt.cpu.decode import Products, decode_rows
 from fp4rt.cpu.kernels.bits import KINDS
 from fp4rt.cpu.kernels.prepacked import prepacked_rows
 from fp4rt.cpu.kernels.product import finish_rows, widen_rows
 from fp4rt.cpu.memory import Target, aligned, matrix, scalar
 from fp4rt.cpu.threads import map_rows
-from fp4rt.prepacked import PrepackedWeight
 
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
@@ -68,11 +66,10 @@ class _Array:
 
 
 class _Prepacked:
-    def __init__(self, weight: PrepackedWeight) -> None:
-        prepacked.check_version(weight)
-        self.shape = weight.shape
-        self.scale = float(scalar(interop.view(weight.global_scale)))
-        tiles = interop.view(weight.data).bits()
+    def __init__(self, views: PrepackedViews) -> None:
+        self.shape = views.shape
+        self.scale = float(scalar(views.global_scale))
+        tiles = views.data.bits()
         self.row_tiles = tiles.shape[1]
         self.words = aligned(tiles.reshape(-1)).view(np.uint32)
         self.products = Products(np.float32(1), "float32").bits.view(np.float32)
@@ -85,17 +82,17 @@ class _Prepacked:
         map_rows(run, end - first, self.shape[1])
 
 
-def _operand(value: QuantizedViews | ArrayView | PrepackedWeight) -> _Operand:
+def _operand(value: QuantizedViews | ArrayView | PrepackedViews) -> _Operand:
     if isinstance(value, QuantizedViews):
         return _Quantized(value)
-    if isinstance(value, PrepackedWeight):
+    if isinstance(value, PrepackedViews):
         return _Prepacked(value)
     return _Array(value)
 
 
 def matmul(
     a: QuantizedViews | ArrayView,
-    b: QuantizedViews | PrepackedWeight,
+    b: QuantizedViews | PrepackedViews,
     out_dtype: str,
     alpha: ArrayView | float | None,
     bias: ArrayView | None,
@@ -129,7 +126,7 @@ def matmul(
 
 
 def explain(
-    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int = 0
+    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedViews, measure: bool, stream: int = 0
 ) -> Explanation:
     """See :class:`fp4rt.backend.Backend`; there is one way here, so nothing is measured."""
     (m, k), n = a.shape, b.shape[0]

@@ -8,13 +8,16 @@ driver does not know such launches, kernels follow each other whole, which is al
 from __future__ import annotations
 
 import ctypes
+import struct
+import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.kernel import CurrentDevice, device_target
+from fp4rt.cuda.kernel import ArgumentMemory, CurrentDevice, device_target
 from fp4rt.errors import BackendUnavailable
 
 if TYPE_CHECKING:
+    from fp4rt.cuda.arguments import ArgumentStruct
     from fp4rt.cuda.kernel import Extent, Kernel
 
 __all__ = ["launch_dependent"]
@@ -29,39 +32,55 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint), ("_pad", ctypes.c_uint), ("value", ctypes.c_int), ("_rest", ctypes.c_char * 60))
 
 
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    )
-
-
 _SERIALIZATION = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
+_ATTRIBUTES = ctypes.addressof(_SERIALIZATION)
+# CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
+_CONFIG = struct.Struct("@3I3IIPPI0P")
+
+
+class _LaunchMemory(ArgumentMemory):
+    """The same for a launch with attributes, which takes its configuration from memory too."""
+
+    __slots__ = ("config", "config_address")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = (ctypes.c_char * _CONFIG.size)()
+        self.config_address = ctypes.addressof(self.config)
+
+
+class _Thread(threading.local):
+    """What a thread keeps: memory that no launch is using."""
+
+    def __init__(self) -> None:
+        self.free: list[_LaunchMemory] = []
+
+
+_thread = _Thread()
 
 
 @cache
 def _launch_with_attributes() -> Any:
     """``cuLaunchKernelEx``, or None in a driver older than CUDA 11.8."""
     try:
-        return ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+        launch = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     except (OSError, AttributeError):
         return None
+    launch.argtypes = (ctypes.c_void_p,) * 4  # configuration, function, arguments, none
+    return launch
 
 
-def launch_dependent(kernel: Kernel, grid: Extent, block: Extent, args: bytes, stream: int) -> None:
-    """Launch ``kernel`` so that it may start while the kernel ahead of it still runs.
+def launch_dependent(
+    kernel: Kernel, grid: Extent, threads: int, arguments: ArgumentStruct, values: tuple[Any, ...], stream: int
+) -> None:
+    """``kernel.launch_struct`` so that it may start while the kernel ahead of it still runs.
 
     Args:
         kernel: what to launch.
         grid: blocks along x, y, z.
-        block: threads along x, y, z.
-        args: the argument struct's bytes.
+        threads: of a block.
+        arguments: the argument struct.
+        values: of the struct.
         stream: the handle that the kernel ahead was launched on.
 
     Raises:
@@ -69,14 +88,20 @@ def launch_dependent(kernel: Kernel, grid: Extent, block: Extent, args: bytes, s
     """
     launch = _launch_with_attributes()
     if launch is None or device_target(kernel.device).number < _FIRST_ARCH:
-        kernel.launch(grid, block, args, stream)
+        kernel.launch_struct(grid, threads, arguments, values, stream)
         return
-    config = _Config(grid, block, kernel.shared_bytes, stream, ctypes.pointer(_SERIALIZATION), 1)
-    params = (ctypes.c_char_p * 1)(args)
-    with CurrentDevice(kernel.device):
-        status = launch(ctypes.byref(config), ctypes.c_void_p(kernel.function), params, None)
+    mine = _thread.free
+    memory = mine.pop() if mine else _LaunchMemory()  # taken out, as in ``Kernel.launch_struct``
+    arguments.pack_into(memory.memory, 0, *values)
+    _CONFIG.pack_into(memory.config, 0, *grid, threads, 1, 1, kernel.shared_bytes, stream, _ATTRIBUTES, 1)
+    if kernel.at_home():
+        status = launch(memory.config_address, kernel.function, memory.params, None)
+    else:
+        with CurrentDevice(kernel.device):
+            status = launch(memory.config_address, kernel.function, memory.params, None)
+    mine.append(memory)
     if status:
         raise BackendUnavailable(
             f"dependent launch of {kernel.name} on cuda:{kernel.device} failed with driver error {status} "
-            f"(grid {grid}, block {block}, {kernel.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
+            f"(grid {grid}, block {threads}, {kernel.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
         )

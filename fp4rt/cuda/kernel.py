@@ -21,7 +21,15 @@ from fp4rt.cuda.cache import cached_compile
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
 
-__all__ = ["CurrentDevice", "Kernel", "device_attribute", "device_capability", "device_target", "get_kernel"]
+__all__ = [
+    "ArgumentMemory",
+    "CurrentDevice",
+    "Kernel",
+    "device_attribute",
+    "device_capability",
+    "device_target",
+    "get_kernel",
+]
 
 # CUdevice_attribute and CUfunction_attribute values of the driver API
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
@@ -83,7 +91,7 @@ class CurrentDevice:
             _cuda()[1].setDevice(self._before)
 
 
-class _Arguments:
+class ArgumentMemory:
     """Memory for one argument struct, and the array of its address that a launch takes."""
 
     __slots__ = ("_address", "memory", "params")
@@ -99,7 +107,7 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
-        self.arguments: list[_Arguments] = []
+        self.arguments: list[ArgumentMemory] = []
 
 
 _thread = _Thread()
@@ -146,7 +154,7 @@ class Kernel:
     ) -> None:
         """:meth:`launch` of blocks of ``threads``, with the struct's values: packed in memory that the thread keeps."""
         mine = _thread.arguments
-        memory = mine.pop() if mine else _Arguments()  # taken out, so that a launch from a destructor takes another
+        memory = mine.pop() if mine else ArgumentMemory()  # taken out, so that a launch from a destructor takes another
         arguments.pack_into(memory.memory, 0, *values)
         self._start(grid, (threads, 1, 1), stream, memory.params)
         mine.append(memory)
@@ -154,7 +162,7 @@ class Kernel:
     def _start(self, grid: Extent, block: Extent, stream: int, params: int) -> None:
         call = (self.function, *grid, *block, self.shared_bytes, stream, params, 0)
         try:
-            if self._get_device() == self.device and self.device in _thread.devices:
+            if self.at_home():
                 self._launch(*call)
             else:
                 with CurrentDevice(self.device):
@@ -165,6 +173,10 @@ class Kernel:
                 f"launch of {self.name} on cuda:{self.device} failed: {error} "
                 f"(grid {grid}, block {block}, {self.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
             ) from error
+
+    def at_home(self) -> bool:
+        """Whether the kernel's device is the thread's current one, and the thread has its context."""
+        return self._get_device() == self.device and self.device in _thread.devices
 
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}  # guarded by _lock, read without

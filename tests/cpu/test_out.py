@@ -264,3 +264,19 @@ def test_out_beside_what_is_read_is_fine() -> None:
     out = fp4rt.QuantizedTensor(data, scales, scale, x.shape, "linear")
     assert fp4rt.quantize(x, out.global_scale, layout="linear", out=out) is out
     assert_same_tensor(out, fp4rt.quantize(x, 2.0, layout="linear"), "out")
+
+
+@pytest.mark.parametrize("part", ["data", "global_scale"])
+def test_matmul_does_not_write_over_the_prepacked_weight_that_it_reads(part: str) -> None:
+    weight = fp4rt.prepack(fp4rt.quantize(source(16, 256)))
+    memory = getattr(weight, part).reshape(-1).view(np.uint8)
+    before = memory.copy()
+    out = memory[:4].view(np.float32).reshape(1, 1) if part == "global_scale" else memory[:64].view(np.float32)
+    x = np.ones((1, 256), np.float16)
+    with pytest.raises(ShapeError, match="memory of its own"):
+        if part == "data":
+            fp4rt.matmul(x, weight, out_dtype="float32", out=out.reshape(1, 16))
+        else:
+            narrow = fp4rt.PrepackedWeight(weight.data, weight.restored, weight.global_scale, (1, 256), "linear", 256)
+            fp4rt.matmul(x, narrow, out_dtype="float32", out=out)
+    np.testing.assert_array_equal(memory, before)

@@ -124,7 +124,7 @@ def run(a, b, kernel, form=PLAIN, out_dtype="float32", alpha=None, bias=None, ou
     from fp4rt.cuda.gemm.matmul import matmul
 
     left = a.given.views() if isinstance(a.given, fp4rt.QuantizedTensor) else interop.view(a.given, "a")
-    right = weight.views() if isinstance(weight, fp4rt.QuantizedTensor) else weight
+    right = weight.views()
     first = left.data if isinstance(a.given, fp4rt.QuantizedTensor) else left
     views = {name: interop.view(v) for name, v in (("bias", bias), ("out", out)) if v is not None}
     factor = alpha if alpha is None or isinstance(alpha, float) else interop.view(alpha)

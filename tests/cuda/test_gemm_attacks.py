@@ -180,20 +180,20 @@ def test_explain_names_kernel_tile_workspace_and_reason(rng):
 
 def test_measured_tiles_are_remembered(rng, tmp_path, monkeypatch):
     from fp4rt.cuda.gemm import autotune
-    from fp4rt.cuda.gemm.matmul import plan_of
+    from fp4rt.cuda.gemm.matmul import forget_plans
 
     monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path))
     autotune.forget()
     a, b = cases.halves(rng, 4, 512, "bfloat16"), cases.quantized(rng, 256, 512)
     assert "measured" not in fp4rt.explain(a.given, b.given).why
     assert "measured" in fp4rt.explain(a.given, b.given, measure=True).why
-    plan_of.cache_clear()
+    forget_plans()
     autotune.forget()
     assert "measured" in fp4rt.explain(a.given, b.given).why
     cases.check("with the measured tile", a, b, None, cases.PLAIN)
     monkeypatch.undo()
     autotune.forget()
-    plan_of.cache_clear()
+    forget_plans()
 
 
 def test_what_is_missing_for_a_kernel_is_said(rng):
@@ -205,4 +205,4 @@ def test_what_is_missing_for_a_kernel_is_said(rng):
     with pytest.raises(BackendUnavailable, match="no kernel 'fastest'"):
         matmul(view, b.given.views(), "float32", None, None, None, 0, kernel="fastest")
     with pytest.raises(BackendUnavailable, match="reference kernel reads plain weights"):
-        matmul(view, b.packed, "float32", None, None, None, 0, kernel="reference")
+        matmul(view, b.packed.views(), "float32", None, None, None, 0, kernel="reference")

@@ -195,7 +195,7 @@ def test_every_portable_tile_on_one_product(rng):
 
     n, k = 500, 1040
     b = cases.quantized(rng, n, k)
-    weights = {cases.PLAIN: Weight(b.given.views(), 0), cases.PREPACKED: Weight(b.packed, 0)}
+    weights = {cases.PLAIN: Weight(b.given.views()), cases.PREPACKED: Weight(b.packed.views())}
     for kind in cases.KINDS:
         for m in (7, 15, 30, 60, 200):
             a = cases.activations(rng, m, k, kind)
@@ -208,5 +208,6 @@ def test_every_portable_tile_on_one_product(rng):
                     if splits in (1, 4):
                         choice = Choice("portable", tile, splits, "fp16" if as_fp16 else "as given", False, "")
                         out = cases.cupy().full((m, n), np.nan, np.float32)
-                        launch(make_plan(0, problem, choice), left, weight, "float32", None, None, out.data.ptr, 0)
+                        plan = make_plan(left, weight, problem, choice)
+                        launch(plan, left, weight, "float32", None, None, out.data.ptr, 0)
                         cases.assert_close(f"{kind} m={m} {form} {tile} x{splits}", out, true, bound, "float32")

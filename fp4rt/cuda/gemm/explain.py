@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.backend import Explanation, QuantizedViews
+from fp4rt.backend import Explanation, PrepackedViews, QuantizedViews
 from fp4rt.cuda.gemm.autotune import tune
-from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, plan_of, problem_of
+from fp4rt.cuda.gemm.matmul import Weight, forget_plans, launch, make_plan, plan_of, problem_of
 from fp4rt.cuda.results import new_memory
 
 if TYPE_CHECKING:
     from fp4rt.cuda.gemm.selection import Choice
     from fp4rt.interop import ArrayView
-    from fp4rt.prepacked import PrepackedWeight
 
 __all__ = ["explain"]
 
@@ -20,19 +19,19 @@ _FLUSHED_BYTES = 256 << 20  # more than any L2 holds: every measured run begins 
 
 
 def explain(
-    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedWeight, measure: bool, stream: int
+    a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedViews, measure: bool, stream: int
 ) -> Explanation:
     """See :class:`fp4rt.backend.Backend`."""
-    first = a.data if isinstance(a, QuantizedViews) else a
     if a.shape[0] == 0:
         return Explanation("none", "", {}, "m = 0: nothing is launched")
-    weight = Weight(b, stream)
+    weight = Weight(b)
     problem = problem_of(a, weight)
     if measure:
         tune(problem, _Stopwatch(a, weight, problem, stream))
-        plan_of.cache_clear()
-    choice = plan_of(first.device.index, problem).choice
-    return Explanation(choice.kernel, str(choice.tile or ""), choice.workspace(problem), choice.why)
+        forget_plans()
+    plan = plan_of(a, weight)
+    choice = plan.choice
+    return Explanation(choice.kernel, str(choice.tile or ""), dict(plan.workspace), choice.why)
 
 
 class _Stopwatch:
@@ -49,7 +48,7 @@ class _Stopwatch:
         self._flushed = new_memory((_FLUSHED_BYTES,), "uint8", self._device, stream)
 
     def __call__(self, choice: Choice) -> float:
-        plan = make_plan(self._device.index, self._problem, choice)
+        plan = make_plan(self._a, self._weight, self._problem, choice)
         begin, end = self._event(), self._event()
         self._runtime.memsetAsync(self._flushed.pointer, 0, _FLUSHED_BYTES, self._stream)
         self._runtime.eventRecord(begin.ptr, self._stream)

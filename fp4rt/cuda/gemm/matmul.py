@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt import interop
-from fp4rt.backend import QuantizedViews
+from fp4rt.backend import PrepackedViews, QuantizedViews
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.dependent_launch import launch_dependent
 from fp4rt.cuda.gemm.autotune import remembered
@@ -22,42 +20,47 @@ from fp4rt.cuda.gemm.portable_choice import portable_specs
 from fp4rt.cuda.gemm.problem import Problem, activation_alignment, can_bulk_load, device_measures, weight_alignment
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
 from fp4rt.cuda.gemm.tensor_map import encode_activations
-from fp4rt.cuda.kernel import Kernel
+from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import new_memory, result
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import BLOCK, INPUT_DTYPES
-from fp4rt.layout import block_columns, ceil_div
-from fp4rt.prepacked import PrepackedWeight, check_version
+from fp4rt.layout import ceil_div
 
 if TYPE_CHECKING:
-    from fp4rt.device import Device
     from fp4rt.interop import ArrayView
 
-__all__ = ["Plan", "Weight", "kernel_specs", "launch", "make_plan", "matmul", "plan_of", "problem_of"]
+__all__ = ["Plan", "Weight", "forget_plans", "kernel_specs", "launch", "make_plan", "matmul", "plan_of", "problem_of"]
 
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
-HOPPER_ARGUMENT_BYTES = 320  # block/prepacked_arguments.cuh: a tensor map aligned to 64, GemmArguments, `dependent`
+HOPPER_ARGUMENTS = argument_struct("block/prepacked_arguments.cuh", "PrepackedGemmArguments", ARGUMENTS)
+DTYPE_INDEX = {dtype: index for index, dtype in enumerate(INPUT_DTYPES)}
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
 REFERENCE_THREADS = FINISH_THREADS = 256
 FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
+MOST_PLANS = 4096
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice with its kernels loaded: all that does not change between calls with one problem."""
+    """A choice with its kernels loaded: all that does not change between calls with operands of one form."""
 
     problem: Problem
     choice: Choice
     kernel: Kernel
-    blocks: int
+    grid: Extent
     threads: int
+    workspace: dict[str, int]  # bytes of temporary memory by purpose
     finish: Kernel | None  # adds the parts of a split k
+    finish_grid: Extent
+    constants: tuple[int, ...]  # of GemmArguments: from ``a_row_stride`` to ``b_layout``
+    tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
+    dependent: bool  # the kernel ahead writes the activations
 
 
 def matmul(
     a: QuantizedViews | ArrayView,
-    b: QuantizedViews | PrepackedWeight,
+    b: QuantizedViews | PrepackedViews,
     out_dtype: str,
     alpha: ArrayView | float | None,
     bias: ArrayView | None,
@@ -74,9 +77,8 @@ def matmul(
         if out is not None:
             check_alignment(out)
         to = buffer.pointer if buffer is not None else out.pointer  # type: ignore[union-attr]
-        weight = Weight(b, stream)
-        plan = plan_of(first.device.index, problem_of(a, weight), kernel)
-        launch(plan, a, weight, out_dtype, alpha, bias, to, stream)
+        weight = Weight(b)
+        launch(plan_of(a, weight, kernel), a, weight, out_dtype, alpha, bias, to, stream)
     return None if buffer is None else result(buffer, (m, n), out_dtype, first.library)
 
 
@@ -85,18 +87,10 @@ class Weight:
 
     __slots__ = ("columns", "global_scale", "layout", "plain", "scales", "shape", "tiles")
 
-    def __init__(self, b: QuantizedViews | PrepackedWeight, stream: int) -> None:
-        self.shape: tuple[int, int] = b.shape
+    def __init__(self, b: QuantizedViews | PrepackedViews) -> None:
+        self.tiles, self.global_scale, self.shape, self.columns = b.data, b.global_scale, b.shape, b.columns
         self.plain = b if isinstance(b, QuantizedViews) else None
-        if isinstance(b, QuantizedViews):
-            self.tiles, self.scales, self.global_scale = b.data, b.scales.pointer, b.global_scale
-            self.layout, self.columns = b.layout.index, b.columns
-        else:
-            check_version(b)
-            self.tiles = interop.view(b.data, "b", stream)
-            self.global_scale = interop.view(b.global_scale, "b.global_scale", stream)
-            self.scales = self.layout = 0
-            self.columns = block_columns(b.padded_n)
+        self.scales, self.layout = (b.scales.pointer, b.layout.index) if isinstance(b, QuantizedViews) else (0, 0)
 
 
 def problem_of(a: QuantizedViews | ArrayView, weight: Weight) -> Problem:
@@ -120,17 +114,65 @@ def problem_of(a: QuantizedViews | ArrayView, weight: Weight) -> Problem:
     )
 
 
-@lru_cache(maxsize=4096)
-def plan_of(device: int, problem: Problem, kernel: str | None = None) -> Plan:
-    """Chooses and loads; the kernels are compiled where no cache has them."""
-    return make_plan(device, problem, remembered(problem, kernel) or choose(problem, kernel))
+_plans: dict[tuple[Any, ...], Plan] = {}
 
 
-def make_plan(device: int, problem: Problem, choice: Choice) -> Plan:
-    """A choice with its kernels loaded."""
+def plan_of(a: QuantizedViews | ArrayView, weight: Weight, kernel: str | None = None) -> Plan:
+    """The plan of operands of one form: sizes, kinds, strides, layouts and addresses modulo 16.
+
+    Made at the first call, which chooses and loads; the kernels are compiled where no cache has them.
+    """
+    tiles = weight.tiles
+    key: tuple[Any, ...] = (weight.plain is None, *weight.shape, weight.columns, weight.layout)
+    key += (tiles.device.index, tiles.pointer % 16, weight.scales % 16, kernel)
+    if isinstance(a, QuantizedViews):
+        key += ("nvfp4", a.shape[0], a.padded_n, a.layout.index, a.data.pointer % 16, a.scales.pointer % 16)
+    else:
+        key += (a.dtype, a.shape[0], a.strides, a.pointer % 16)
+    plan = _plans.get(key)
+    if plan is None:
+        problem = problem_of(a, weight)
+        plan = make_plan(a, weight, problem, remembered(problem, kernel) or choose(problem, kernel))
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        _plans[key] = plan
+    return plan
+
+
+def forget_plans() -> None:
+    """Choose anew at the next call: other tiles have been measured."""
+    _plans.clear()
+
+
+def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, choice: Choice) -> Plan:
+    """A choice with its kernels loaded, for operands of the form of ``a`` and ``weight``."""
+    (m, n, k), device = (problem.m, problem.n, problem.k), weight.tiles.device.index
     blocks, threads, spec = _launch_of(problem, choice)
-    finish = FINISH.on(device) if choice.splits > 1 else None
-    return Plan(problem, choice, spec.on(device), blocks, threads, finish)
+    as_fp16 = choice.activations == "fp16"
+    a_columns, a_layout, a_strides, dtype = 0, 0, (0, 0), problem.a_kind
+    if isinstance(a, QuantizedViews):
+        a_columns, a_layout = a.columns, a.layout.index
+    else:
+        a_strides = byte_strides(a)
+        if m == 1:  # the tensor map wants a pitch even for one row
+            a_strides = ceil_div(k * 2, 16) * 16, a_strides[1]
+    if as_fp16:
+        a_strides, dtype = (ceil_div(k, BLOCK) * BLOCK * 2, 2), "float16"
+    hopper = choice.kernel in HOPPER_KERNELS
+    tile: Any = choice.tile
+    return Plan(
+        problem,
+        choice,
+        spec.on(device),
+        (blocks, 1, 1),
+        threads,
+        choice.workspace(problem),
+        FINISH.on(device) if choice.splits > 1 else None,
+        (ceil_div(n, FINISH_COLUMNS) * m, 1, 1),
+        (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
+        (dtype, m, k, a_strides[0], tile.box) if hopper else None,
+        hopper and as_fp16 and not choice.repack,
+    )
 
 
 def _launch_of(problem: Problem, choice: Choice) -> tuple[int, int, KernelSpec]:
@@ -158,62 +200,41 @@ def launch(
     stream: int,
 ) -> None:
     """The passes and the product. Temporary memory lives until the end of this function, then in stream order."""
-    problem, choice = plan.problem, plan.choice
-    (m, n, k), device = (problem.m, problem.n, problem.k), weight.tiles.device
-    space = {name: _temporary(size, device, stream) for name, size in choice.workspace(problem).items()}
-    a_pointer, a_scales, a_global, a_strides, a_columns, a_layout = _left(a)
-    a_dtype = problem.a_kind
+    choice, device = plan.choice, weight.tiles.device
+    space = {name: new_memory((size,), "uint8", device, stream) for name, size in plan.workspace.items()}
+    if isinstance(a, QuantizedViews):
+        a_pointer, a_scales, a_global = a.data.pointer, a.scales.pointer, a.global_scale.pointer
+    else:
+        a_pointer, a_scales, a_global = a.pointer, 0, 0
     if choice.activations == "fp16":
-        a_pointer, a_dtype = space["activations"].pointer, "float16"
+        a_pointer = space["activations"].pointer
         dequantize_activations(a, a_pointer, stream)  # type: ignore[arg-type]
-        a_strides = (ceil_div(k, BLOCK) * BLOCK * 2, 2)
     b_pointer = weight.tiles.pointer
     if choice.repack:
         b_pointer = space["weights"].pointer
         repack(weight.plain, b_pointer, stream)  # type: ignore[arg-type]
-    partial = space["partial sums"].pointer if choice.splits > 1 else 0
-    args = ARGUMENTS.pack(
+    values = (
         *(a_pointer, a_scales, b_pointer, weight.scales),
         bias.pointer if bias is not None else 0,
-        *(to, partial),
+        to,
+        space["partial sums"].pointer if choice.splits > 1 else 0,
         alpha.pointer if alpha is not None and not isinstance(alpha, float) else 0,
         a_global if alpha is None else 0,
         weight.global_scale.pointer if alpha is None else 0,
-        *a_strides,
-        *(m, n, k, a_columns, weight.columns, a_layout, weight.layout),
-        INPUT_DTYPES.index(out_dtype),
-        INPUT_DTYPES.index(bias.dtype) if bias is not None else 0,
+        *plan.constants,
+        DTYPE_INDEX[out_dtype],
+        DTYPE_INDEX[bias.dtype] if bias is not None else 0,
         choice.splits,
         alpha if isinstance(alpha, float) else 0.0,
     )
-    grid, block = (plan.blocks, 1, 1), (plan.threads, 1, 1)
-    if choice.kernel in HOPPER_KERNELS:
-        tile: Any = choice.tile
-        described = encode_activations(a_pointer, a_dtype, m, k, a_strides[0], tile.box)
-        dependent = choice.activations == "fp16" and not choice.repack  # the kernel ahead writes the activations
-        struct = (described + args + dependent.to_bytes(4, "little")).ljust(HOPPER_ARGUMENT_BYTES, b"\0")
-        if dependent:
-            launch_dependent(plan.kernel, grid, block, struct, stream)
-        else:
-            plan.kernel.launch(grid, block, struct, stream)
+    if plan.tensor_map is None:
+        plan.kernel.launch_struct(plan.grid, plan.threads, ARGUMENTS, values, stream)
     else:
-        plan.kernel.launch(grid, block, args, stream)
+        described = encode_activations(a_pointer, *plan.tensor_map)
+        begin = launch_dependent if plan.dependent else Kernel.launch_struct
+        begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, plan.dependent), stream)
     if plan.finish is not None:
-        plan.finish.launch((ceil_div(n, FINISH_COLUMNS) * m, 1, 1), (FINISH_THREADS, 1, 1), args, stream)
-
-
-def _temporary(nbytes: int, device: Device, stream: int) -> Any:
-    return new_memory((nbytes,), "uint8", device, stream)
-
-
-def _left(a: QuantizedViews | ArrayView) -> tuple[int, int, int, tuple[int, int], int, int]:
-    """Of A: address, address of scales, of the global scale, strides in bytes, block columns, layout."""
-    if isinstance(a, QuantizedViews):
-        return a.data.pointer, a.scales.pointer, a.global_scale.pointer, (0, 0), a.columns, a.layout.index
-    row, column = byte_strides(a)
-    if a.shape[0] == 1:  # the tensor map wants a pitch even for one row
-        row = ceil_div(a.shape[1] * 2, 16) * 16
-    return a.pointer, 0, 0, (row, column), 0, 0
+        plan.finish.launch_struct(plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
 
 
 def kernel_specs() -> Iterator[KernelSpec]:

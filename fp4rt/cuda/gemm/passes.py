@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.portable import alignment_of
+from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.format import BLOCK
 from fp4rt.layout import ceil_div
@@ -31,12 +33,20 @@ def activation_specs() -> list[KernelSpec]:
 
 def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
     """code * scale as fp16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
-    m, k = a.shape
+    data = a.data
+    align = alignment_of(data.pointer, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
+    kernel, grid, constants = _prepared(data.device.index, align, a.shape, a.columns, a.layout.index)
+    kernel.launch_struct(grid, THREADS, ARGUMENTS, (data.pointer, a.scales.pointer, to, *constants), stream)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(
+    device: int, align: int, shape: tuple[int, int], columns: int, layout: int
+) -> tuple[Kernel, Extent, tuple[int, ...]]:
+    """Kernel, grid, and the argument struct's members after the pointers."""
+    m, k = shape
     blocks = ceil_div(k, BLOCK)
-    align = alignment_of(a.data.pointer, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
-    args = ARGUMENTS.pack(a.data.pointer, a.scales.pointer, to, m, blocks, a.columns, a.layout.index)
-    kernel = _spec(align).on(a.data.device.index)
-    kernel.launch((m * ceil_div(blocks, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
+    return _spec(align).on(device), (m * ceil_div(blocks, THREADS), 1, 1), (m, blocks, columns, layout)
 
 
 def repack(b: QuantizedViews, to: int, stream: int) -> None:

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fp4rt import interop
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import clear_bytes, copy_bytes, new_memory, read_bytes, result, write_bytes
 from fp4rt.format import BLOCK, CODES_PER_BYTE
-from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
+from fp4rt.layout import ceil_div, data_shape
 from fp4rt.pool import data_tag, scale_tag
-from fp4rt.prepacked import RECORD_BYTES, PrepackedWeight, check_version, tiles_shape
+from fp4rt.prepacked import RECORD_BYTES, PrepackedWeight, tiles_shape
 from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
-    from fp4rt.backend import QuantizedViews
+    from fp4rt.backend import PrepackedViews, QuantizedViews
     from fp4rt.layout import ScaleLayout
 
 __all__ = ["kernel_specs", "pack_tiles", "prepack", "unpack"]
@@ -80,14 +79,11 @@ def pack_tiles(b: QuantizedViews, to: int, stream: int, counts: int = 0) -> None
     PACK.on(b.data.device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
 
 
-def unpack(weight: PrepackedWeight, stream: int) -> QuantizedTensor:
+def unpack(weight: PrepackedViews, stream: int) -> QuantizedTensor:
     """See :class:`fp4rt.backend.Backend`."""
-    check_version(weight)
-    (n, k), padded_n, layout = weight.shape, weight.padded_n, get_layout(weight.layout)
-    views = [interop.view(a, "weight", stream) for a in (weight.data, weight.restored, weight.global_scale)]
-    tiles, restored, source_scale = views
+    tiles, restored, source_scale, (n, k), layout, padded_n = weight
     device, library, count = tiles.device, tiles.library, restored.shape[0]
-    columns = block_columns(padded_n)
+    columns = weight.columns
     data = new_memory(data_shape(n, padded_n), "uint8", device, stream, data_tag(n, k, padded_n))
     scale_shape = layout.shape(n, columns)
     scales = new_memory(scale_shape, "uint8", device, stream, scale_tag(layout.name, n, k, padded_n))
