@@ -14,6 +14,13 @@ from typing import Any
 
 import torch
 
+from fp4rt.compat.experts import silu_and_mul
+from fp4rt.compat.groups import (
+    grouped_gemm_nt_masked,
+    scaled_fp4_grouped_quantize,
+    silu_and_mul_scaled_nvfp4_experts_quantize,
+)
+from fp4rt.compat.orders import block_scale_interleave, shuffle_matrix_a, shuffle_matrix_sf_a, shuffled_rows
 from fp4rt.compat.products import GEMM_BACKENDS, check_mm, multiply, one
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns
@@ -24,13 +31,19 @@ __all__ = [
     "block_scale_interleave",
     "e2m1_and_ufp8sf_scale_to_float",
     "fp4_quantize",
+    "grouped_gemm_nt_masked",
     "mm_fp4",
     "nvfp4_batched_quantize",
     "nvfp4_block_scale_interleave",
     "nvfp4_quantize",
+    "scaled_fp4_grouped_quantize",
     "shuffle_matrix_a",
     "shuffle_matrix_sf_a",
+    "silu_and_mul_nvfp4_quantize",
+    "silu_and_mul_scaled_nvfp4_experts_quantize",
 ]
+
+nvfp4_block_scale_interleave = block_scale_interleave
 
 QUANTIZE_BACKENDS = ("cuda", "cute-dsl")
 E4M3_SCALES = 1  # ufp8_type
@@ -63,11 +76,11 @@ def fp4_quantize(
     enable_pdl: bool | None = None,
     backend: str = "cuda",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantize a matrix.
+    """Quantize the last dimension of ``input``; the others together are the rows.
 
     Args:
-        input: (m, k) float16 or bfloat16, k a multiple of 16. A column-major one is quantized along its columns.
-        global_scale: fp32, one element: the encode scale; None means 1.
+        input: (..., m, k) float16 or bfloat16, k a multiple of 16. A column-major one is quantized along its columns.
+        global_scale: one element of any float dtype, taken as fp32: the encode scale; None means 1.
         sf_vec_size: 16: NVFP4.
         sf_use_ue8m0: False: NVFP4.
         is_sf_swizzled_layout: 128x4; else row-major.
@@ -77,7 +90,8 @@ def fp4_quantize(
         backend: one of FlashInfer's names; without effect here.
 
     Returns:
-        uint8 (m, k / 2) and uint8 scales in their layout's shape; both transposed for a column-major input.
+        uint8 (..., m, k / 2) and uint8 scales of all rows in their layout's shape; both transposed for a column-major
+        input.
 
     Raises:
         NotImplementedError: another recipe, or another input dtype.
@@ -96,11 +110,11 @@ def fp4_quantize(
     layout = LAYOUTS["linear"]
     if is_sf_swizzled_layout:
         layout = LAYOUTS["8x4" if is_sf_8x4_layout else "128x4"]
-    if global_scale is None:
-        global_scale = one(rows.device)
-    elif is_global_scale_inversed:
-        global_scale = 1.0 / global_scale
-    data, scales, _ = ops.quantize(rows, global_scale, layout.name, None)
+    scale = one(rows.device) if global_scale is None else global_scale.float()
+    if is_global_scale_inversed:
+        scale = 1.0 / scale
+    data, scales, _ = ops.quantize(rows.reshape(-1, rows.shape[-1]), scale, layout.name, None)
+    data = data.reshape(*rows.shape[:-1], data.shape[-1])
     return (data.transpose(-2, -1), scales.transpose(-2, -1)) if column_major else (data, scales)
 
 
@@ -112,6 +126,7 @@ def nvfp4_quantize(
     sf_vec_size: int = 16,
     enable_pdl: bool | None = None,
     backend: str = "cuda",
+    *,
     per_token_activation: bool = False,
     expanded_idx_to_permuted_idx: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,7 +134,7 @@ def nvfp4_quantize(
 
     Args:
         a: (m, k) float16 or bfloat16.
-        a_global_sf: fp32, one element: the encode scale.
+        a_global_sf: one element of any float dtype, taken as fp32: the encode scale.
         sfLayout: where the scales lie.
         do_shuffle: shuffle rows as TensorRT-LLM's product wants its weights; with 128x4 only, m a multiple of 32.
         sf_vec_size: 16.
@@ -133,9 +148,12 @@ def nvfp4_quantize(
 
     Raises:
         AssertionError: shuffling with another layout.
-        NotImplementedError, ValueError: as :func:`fp4_quantize`.
+        NotImplementedError: scales per token, or as :func:`fp4_quantize`.
+        ValueError: ``expanded_idx_to_permuted_idx`` without scales per token, or as :func:`fp4_quantize`.
     """
-    if per_token_activation or expanded_idx_to_permuted_idx is not None:
+    if expanded_idx_to_permuted_idx is not None and not per_token_activation:
+        raise ValueError("nvfp4_quantize: expanded_idx_to_permuted_idx goes with per_token_activation=True only")
+    if per_token_activation:
         raise NotImplementedError(
             "nvfp4_quantize: per-token scales are not implemented; quantize with one global scale"
         )
@@ -157,6 +175,31 @@ def nvfp4_quantize(
     return shuffle_matrix_a(data, EPILOGUE_TILE), shuffled.reshape(LAYOUTS["128x4"].shape(*scales.shape))
 
 
+def silu_and_mul_nvfp4_quantize(
+    input: torch.Tensor,
+    global_scale: torch.Tensor,
+    sf_vec_size: int = 16,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`fp4_quantize` of silu(gate) * up, rounded once to the input's dtype.
+
+    Args:
+        input: (..., 2k) = gate || up, float16 or bfloat16; all but the last dimension are flattened to m rows.
+        global_scale: the encode scale.
+        sf_vec_size: 16.
+        is_sf_swizzled_layout: 128x4; else row-major.
+        is_sf_8x4_layout: 8x4 in place of 128x4.
+        enable_pdl: without effect here.
+
+    Returns:
+        uint8 (m, k / 2) and uint8 scales in their layout's shape.
+    """
+    rows = silu_and_mul(input.reshape(-1, input.shape[-1]))
+    return fp4_quantize(rows, global_scale, sf_vec_size, False, is_sf_swizzled_layout, is_sf_8x4_layout)
+
+
 def nvfp4_batched_quantize(
     a: torch.Tensor, a_global_sf: torch.Tensor, sf_vec_size: int = 16
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -173,35 +216,6 @@ def nvfp4_batched_quantize(
     _check_recipe("nvfp4_batched_quantize", sf_vec_size, False)
     parts = [fp4_quantize(matrix, a_global_sf) for matrix in a.unbind(0)]
     return torch.stack([data for data, _ in parts]), torch.stack([scales.reshape(-1) for _, scales in parts])
-
-
-def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
-    """Row-major scales (m, c) or (batch, m, c) in layout 128x4, padded with zeros.
-
-    Args:
-        unswizzled_sf: uint8 or bfloat16.
-
-    Returns:
-        One dimension: the batches' padded scales one behind the other.
-
-    Raises:
-        AssertionError: another dtype or rank.
-    """
-    if unswizzled_sf.dtype not in (torch.uint8, torch.bfloat16):
-        raise AssertionError(f"block_scale_interleave: input must be uint8 or bfloat16, but got {unswizzled_sf.dtype}")
-    if unswizzled_sf.ndim not in (2, 3):
-        raise AssertionError(f"block_scale_interleave: input must have 2 or 3 dimensions, but got {unswizzled_sf.ndim}")
-    batches = unswizzled_sf.reshape(-1, *unswizzled_sf.shape[-2:])
-    count, m, columns = batches.shape
-    layout, device = LAYOUTS["128x4"], batches.device
-    rows = torch.arange(m, device=device).unsqueeze(-1)
-    offset = layout.offset(rows, torch.arange(columns, device=device), columns)
-    swizzled = batches.new_zeros(count, layout.nbytes(m, columns))
-    swizzled[:, offset] = batches
-    return swizzled.reshape(-1)
-
-
-nvfp4_block_scale_interleave = block_scale_interleave
 
 
 def e2m1_and_ufp8sf_scale_to_float(
@@ -238,32 +252,6 @@ def e2m1_and_ufp8sf_scale_to_float(
     return values if global_scale_tensor is None else values * global_scale_tensor.cpu()
 
 
-def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """The rows in the order of TensorRT-LLM's epilogue.
-
-    Raises:
-        AssertionError: the rows are no whole number of shuffle blocks (32 with a tile of 128 rows, else 16).
-    """
-    return input_tensor[_shuffled_rows(input_tensor, epilogue_tile_m)]
-
-
-def shuffle_matrix_sf_a(input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16) -> torch.Tensor:
-    """Row-major scales with their rows shuffled as :func:`shuffle_matrix_a` does, then in layout 128x4."""
-    if num_elts_per_sf != BLOCK:
-        raise NotImplementedError(f"shuffle_matrix_sf_a: only {BLOCK} elements a scale, but got {num_elts_per_sf}")
-    return block_scale_interleave(shuffle_matrix_a(input_tensor, epilogue_tile_m))
-
-
-def _shuffled_rows(x: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """int64 (m,): the row that goes to each place. In a block of 4 * 8 (or 2 * 8) rows: transpose to 8 * 4 (8 * 2)."""
-    groups = 4 if epilogue_tile_m % 128 == 0 else 2
-    m, block = x.shape[0], groups * 8
-    if m % block:
-        raise AssertionError(f"shuffle: input_tensor.shape[0] must be a multiple of {block}, but got {m}")
-    rows = torch.arange(m, device=x.device).reshape(-1, 8, groups)
-    return rows.transpose(1, 2).reshape(-1)
-
-
 def mm_fp4(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -277,6 +265,8 @@ def mm_fp4(
     backend: str = "auto",
     use_nvfp4: bool = True,
     enable_pdl: bool = True,
+    *,
+    skip_check: bool = False,
 ) -> torch.Tensor:
     """(m, n) = alpha * a @ b.
 
@@ -293,6 +283,7 @@ def mm_fp4(
         backend: "trtllm" expects b shuffled (``do_shuffle=True``); the other names are alike here.
         use_nvfp4: True.
         enable_pdl: without effect here.
+        skip_check: without effect here: the checks cost nothing beside the product.
 
     Raises:
         ValueError: ranks, dtypes, k, alpha, ``out_dtype``, block size or backend do not fit.
@@ -305,7 +296,7 @@ def mm_fp4(
         return multiply(a, a_descale, layout, weight, weight_scales, alpha, out_dtype, out)
     product = multiply(a, a_descale, layout, weight, weight_scales, alpha, out_dtype, None)
     result = torch.empty_like(product) if out is None else out
-    result[:, _shuffled_rows(weight, EPILOGUE_TILE)] = product
+    result[:, shuffled_rows(weight, EPILOGUE_TILE)] = product
     return result
 
 

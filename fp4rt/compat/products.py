@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import torch
 
+from fp4rt import api
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
-from fp4rt.torch import ops
+from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["GEMM_BACKENDS", "check_mm", "multiply", "one"]
 
-GEMM_BACKENDS = ("auto", "cudnn", "cutlass", "cute-dsl", "b12x", "trtllm")
+GEMM_BACKENDS = ("auto", "cudnn", "cutlass", "cute-dsl", "cutedsl_low_latency", "b12x", "trtllm")
 MXFP4_BLOCK = 32
+
+_library = torch.library.Library("fp4rt", "FRAGMENT")
+_library.define(
+    "multiply_into(Tensor a, Tensor a_scales, str a_layout, Tensor b, Tensor b_scales, Tensor alpha, "
+    "Tensor(a!) out) -> ()"
+)
 
 
 def multiply(
@@ -24,26 +31,51 @@ def multiply(
     out_dtype: torch.dtype,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """alpha * a @ b.T of codes (m, k / 2) and (n, k / 2) with their scales, b's in 128x4."""
-    if alpha is None:
-        alpha = one(a.device)
+    """alpha * a @ b.T of codes (m, k / 2) and (n, k / 2) with their scales, b's in 128x4; written to ``out`` itself."""
     columns = a.shape[1] * CODES_PER_BYTE
-    b_layout = LAYOUTS["128x4"]
-    product: torch.Tensor = ops.matmul(
+    result = a.new_empty((a.shape[0], b.shape[0]), dtype=out_dtype) if out is None else out
+    if result.dtype != out_dtype:
+        raise ValueError(f"mm_fp4: out must be {out_dtype}, got {result.dtype}")
+    torch.ops.fp4rt.multiply_into(
         a.view(torch.uint8),
         _scale_bytes("a_descale", a_scales, a_layout, a.shape[0], columns),
-        alpha,  # in the place of global scales, which alpha makes irrelevant
         a_layout.name,
         b.view(torch.uint8),
-        _scale_bytes("b_descale", b_scales, b_layout, b.shape[0], columns),
-        alpha,
-        b_layout.name,
-        columns,
-        out_dtype,
-        alpha,
-        None,
+        _scale_bytes("b_descale", b_scales, LAYOUTS["128x4"], b.shape[0], columns),
+        one(a.device) if alpha is None else alpha,
+        result,
     )
-    return product if out is None else out.copy_(product)
+    return result
+
+
+@torch.library.impl(_library, "multiply_into", "CompositeExplicitAutograd")
+def _multiply_into(
+    a: torch.Tensor,
+    a_scales: torch.Tensor,
+    a_layout: str,
+    b: torch.Tensor,
+    b_scales: torch.Tensor,
+    alpha: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    columns = a.shape[1] * CODES_PER_BYTE
+    # alpha stands in the place of the global scales, which it makes irrelevant
+    left = QuantizedTensor(a, a_scales, alpha, (a.shape[0], columns), a_layout)
+    right = QuantizedTensor(b, b_scales, alpha, (b.shape[0], columns), "128x4")
+    api.matmul(left, right, out_dtype=out.dtype, alpha=alpha, out=out)
+
+
+@torch.library.register_fake("fp4rt::multiply_into", lib=_library)
+def _(
+    a: torch.Tensor,
+    a_scales: torch.Tensor,
+    a_layout: str,
+    b: torch.Tensor,
+    b_scales: torch.Tensor,
+    alpha: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Nothing new is made."""
 
 
 def _scale_bytes(name: str, scales: torch.Tensor, layout: ScaleLayout, rows: int, columns: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 
 from fp4rt.compat import experts
 from fp4rt.compat import flashinfer as _flashinfer
+from fp4rt.compat.groups import cutlass_fp4_moe_mm
 from fp4rt.compat.products import multiply
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
@@ -25,6 +26,7 @@ from fp4rt.torch import ops
 __all__ = [
     "create_fp4_output_tensors",
     "create_fp4_scale_tensor",
+    "cutlass_fp4_moe_mm",
     "cutlass_scaled_fp4_mm",
     "cutlass_scaled_mm_supports_fp4",
     "flashinfer_quant_nvfp4_8x4_sf_layout",

@@ -20,7 +20,7 @@ from tests.cpu.comparison import assert_same_bits  # noqa: E402
 from tests.golden.vectors import magnitudes  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16]
-SHAPES = [(128, 64), (256, 128), (120, 64), (200, 256), (1, 64), (3, 128), (16, 1024)]
+SHAPES = [(128, 64), (256, 128), (120, 64), (200, 256), (1, 64), (3, 128), (16, 1024), (512, 256)]
 NAMES = {SfLayout.layout_128x4: "128x4", SfLayout.layout_8x4: "8x4", SfLayout.layout_linear: "linear"}
 
 
@@ -46,6 +46,42 @@ def test_quantize_is_fp4rts_in_every_layout(device: str, layout: Any, shape: tup
     swizzled, small = layout != SfLayout.layout_linear, layout == SfLayout.layout_8x4
     again = flashinfer.fp4_quantize(x, scale, 16, False, swizzled, small)
     assert all(torch.equal(a, b) for a, b in zip(again, (out, out_scale), strict=True))
+
+
+@pytest.mark.parametrize("shape", [(17, 512), (33, 1024), (1025, 1024)], ids=str)
+def test_row_major_scales_have_no_row_more_than_the_matrix(device: str, shape: tuple[int, int]) -> None:
+    x = normal(*shape, device=device)
+    _, scales = flashinfer.fp4_quantize(x, encode_scale(x), is_sf_swizzled_layout=False)
+    assert tuple(scales.shape) == (shape[0], shape[1] // 16)
+
+
+@pytest.mark.parametrize("layout", list(SfLayout), ids=lambda layout: layout.name)
+def test_both_backend_names_mean_the_same(device: str, layout: Any) -> None:
+    x = normal(33, 128, device=device)
+    pair = [flashinfer.nvfp4_quantize(x, encode_scale(x), layout, backend=name) for name in ("cuda", "cute-dsl")]
+    assert all(torch.equal(a, b) for a, b in zip(*pair, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_global_scale_of_another_float_dtype_is_taken_as_fp32(device: str, dtype: Any, inverse: bool) -> None:
+    x = normal(384, 256, device=device) * 5
+    scale = encode_scale(x).to(dtype)
+    found = flashinfer.fp4_quantize(x, scale, is_global_scale_inversed=inverse)
+    expected = flashinfer.fp4_quantize(x, scale.float(), is_global_scale_inversed=inverse)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert found[1].any()
+
+
+@pytest.mark.parametrize("layout", list(SfLayout), ids=lambda layout: layout.name)
+def test_leading_dimensions_are_rows_and_stay_dimensions_of_the_codes(device: str, layout: Any) -> None:
+    x = normal(2, 5, 64, device=device)
+    out, scales = flashinfer.nvfp4_quantize(x, encode_scale(x), sfLayout=layout)
+    expected, expected_scales = flashinfer.nvfp4_quantize(x.reshape(10, 64), encode_scale(x), sfLayout=layout)
+    assert torch.equal(out, expected.reshape(2, 5, 32))
+    assert torch.equal(scales, expected_scales)
+    turned, _ = flashinfer.fp4_quantize(x.transpose(1, 2), encode_scale(x))
+    assert torch.equal(turned, out.transpose(1, 2))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -145,6 +181,7 @@ def test_batches_are_quantized_matrix_by_matrix(device: str) -> None:
     a = normal(3, 120, 64, device=device)
     out, out_scale = flashinfer.nvfp4_batched_quantize(a, encode_scale(a))
     assert (tuple(out.shape), tuple(out_scale.shape)) == ((3, 120, 32), (3, 128 * 4))
+    assert (out.dtype, out_scale.dtype) == (torch.uint8, torch.uint8)
     for index in range(3):
         data, scales = flashinfer.fp4_quantize(a[index], encode_scale(a))
         assert torch.equal(out[index], data)
@@ -184,6 +221,9 @@ def operands(m: int, n: int, k: int, device: str, a_layout: Any, shuffle: bool) 
         (48, 512, 128, torch.float16, "cute-dsl", SfLayout.layout_128x4),
         (3, 129, 320, torch.bfloat16, "auto", SfLayout.layout_128x4),
         (64, 512, 192, torch.bfloat16, "b12x", SfLayout.layout_128x4),
+        (64, 512, 96, torch.bfloat16, "b12x", SfLayout.layout_128x4),
+        (17, 128, 128, torch.float16, "cutedsl_low_latency", SfLayout.layout_128x4),
+        (5, 130, 112, torch.bfloat16, "cutlass", SfLayout.layout_128x4),
     ],
 )
 def test_mm_fp4_points_the_way_of_the_unquantized_product(
@@ -192,6 +232,7 @@ def test_mm_fp4_points_the_way_of_the_unquantized_product(
     a, b, a_fp4, b_fp4, a_scale, b_scale, alpha = operands(m, n, k, device, a_layout, backend == "trtllm")
     out = torch.empty(m, n, dtype=dtype, device=device)
     arguments = {"block_size": 16, "use_8x4_sf_layout": a_layout == SfLayout.layout_8x4, "backend": backend}
+    arguments["skip_check"] = False
     result = flashinfer.mm_fp4(a_fp4, b_fp4, a_scale, b_scale, alpha, dtype, out, **arguments)
     assert result is out
     reference = (a.float() @ b.float().T).reshape(-1)
@@ -202,6 +243,65 @@ def test_mm_fp4_points_the_way_of_the_unquantized_product(
     qa = fp4rt.quantize(a, encode_scale(a))
     qb = fp4rt.quantize(b, encode_scale(b))
     assert torch.equal(fp4rt.matmul(qa, qb, out_dtype=dtype, alpha=alpha), out)
+
+
+REGIMES = {
+    "normal": lambda x: x,
+    "tiny": lambda x: x * 1e-30,
+    "large": lambda x: x * 1e5,
+    "mixed_rows": lambda x: x * 10.0 ** torch.linspace(-18, 5, x.shape[0]).unsqueeze(1),
+    "with_zeros": lambda x: x * (torch.arange(x.numel()).reshape(x.shape) % 3 == 0),
+    "skewed": lambda x: x.sign() * x.abs() ** 6,
+}
+
+
+@pytest.mark.parametrize("regime", REGIMES)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 16, 16), (31, 64, 512), (257, 32, 64)])
+def test_finite_values_of_any_size_give_finite_scales_and_one_product(
+    device: str, regime: str, m: int, n: int, k: int
+) -> None:
+    a, b = (REGIMES[regime](normal(rows, k, dtype=torch.float32, seed=rows)).bfloat16() for rows in (m, n))
+    scales = [448.0 * 6.0 / x.float().abs().max().clamp_min(1e-30) for x in (a, b)]
+    a_fp4, a_scale = flashinfer.nvfp4_quantize(a.to(device), scales[0].to(device))
+    b_fp4, b_scale = flashinfer.nvfp4_quantize(b.to(device), scales[1].to(device))
+    for part in (a_scale, b_scale):
+        assert (part < 0x7F).all()  # 0x7F is NaN, and a sign bit has no place in a scale
+    alpha = (1.0 / (scales[0] * scales[1])).to(device)
+    results = []
+    for _ in range(2):
+        out = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device=device)
+        flashinfer.mm_fp4(a_fp4, b_fp4.T, a_scale, b_scale.T, alpha, torch.bfloat16, out)
+        results.append(out)
+    assert torch.equal(*(result.view(torch.int16) for result in results))
+    if regime in ("normal", "with_zeros"):
+        assert results[0].isfinite().all()
+        assert results[0].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 8, 24, 128, 256])
+def test_a_product_into_out_makes_no_second_result(m: int) -> None:
+    n, k = 8192, 1024
+    *_, a_fp4, b_fp4, a_scale, b_scale, alpha = operands(m, n, k, "cuda", SfLayout.layout_128x4, False)
+    out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+    for _ in range(2):  # the first call makes what later ones reuse
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        flashinfer.mm_fp4(a_fp4, b_fp4, a_scale, b_scale, alpha, out=out, backend="cutlass")
+        torch.cuda.synchronize()
+        transient = torch.cuda.max_memory_allocated() - before
+    assert transient < 1 << 16
+
+
+def test_an_out_that_does_not_fit_is_refused_and_not_written(device: str) -> None:
+    *_, a_fp4, b_fp4, a_scale, b_scale, alpha = operands(5, 64, 64, device, SfLayout.layout_128x4, False)
+    wide = torch.full((5, 128), 7.0, dtype=torch.bfloat16, device=device)
+    for out in (wide.half()[:, :64].contiguous(), wide[:, :64], wide):
+        kept = out.clone()
+        with pytest.raises(ValueError, match="needs out|out must be"):
+            flashinfer.mm_fp4(a_fp4, b_fp4, a_scale, b_scale, alpha, torch.bfloat16, out)
+        assert torch.equal(out, kept)
 
 
 def test_float8_scales_native_fp4_and_no_alpha_are_taken(device: str) -> None:
@@ -284,6 +384,8 @@ def test_what_flashinfer_asserts_is_an_assertion_error() -> None:
         flashinfer.nvfp4_quantize(normal(32, 64), one, SfLayout.layout_8x4, do_shuffle=True)
     with pytest.raises(AssertionError, match="uint8 or bfloat16, but got"):
         flashinfer.block_scale_interleave(torch.ones(4, 4))
+    with pytest.raises(ValueError, match="goes with per_token_activation=True only"):
+        flashinfer.nvfp4_quantize(normal(4, 64), one, expanded_idx_to_permuted_idx=torch.arange(4))
     with pytest.raises(ValueError, match="unknown backend 'triton'"):
         flashinfer.fp4_quantize(normal(4, 64), one, backend="triton")
 
@@ -300,6 +402,12 @@ def test_signatures_begin_as_flashinfers() -> None:
             "a b a_descale b_descale alpha out_dtype out block_size use_8x4_sf_layout backend use_nvfp4 enable_pdl"
         ),
         "nvfp4_batched_quantize": "a a_global_sf sf_vec_size",
+        "scaled_fp4_grouped_quantize": "a mask a_global_sf",
+        "silu_and_mul_scaled_nvfp4_experts_quantize": "a mask a_global_sf",
+        "silu_and_mul_nvfp4_quantize": (
+            "input global_scale sf_vec_size is_sf_swizzled_layout is_sf_8x4_layout enable_pdl"
+        ),
+        "grouped_gemm_nt_masked": ("lhs rhs out masked_m ab_dtype sf_dtype c_dtype sf_vec_size dst_signals sm_count"),
         "shuffle_matrix_a": "input_tensor epilogue_tile_m",
         "shuffle_matrix_sf_a": "input_tensor epilogue_tile_m num_elts_per_sf",
     }

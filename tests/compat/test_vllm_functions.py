@@ -19,6 +19,8 @@ from tests.golden.vectors import GOLDEN, magnitudes  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16]
 SHAPES = [(128, 64), (128, 128), (256, 64), (256, 128)]
+PRODUCTS = [(128, 128, 128), (128, 256, 256), (150, 128, 128), (128, 128, 192), (256, 128, 128), (1, 128, 256)]
+PRODUCTS += [(2, 128, 128), (3, 128, 192), (1, 32, 32)]
 PADDED_SHAPES = [(m, n) for m in (90, 128, 150) for n in (48, 64, 80, 128)]
 
 
@@ -183,6 +185,9 @@ def test_signatures_are_vllms() -> None:
         "create_fp4_output_tensors": "m n device is_sf_swizzled_layout padded_n=None",
         "cutlass_scaled_fp4_mm": "a b block_scale_a block_scale_b alpha out_dtype",
         "cutlass_scaled_mm_supports_fp4": "cuda_device_capability",
+        "cutlass_fp4_moe_mm": (
+            "out_tensors a_tensors b_tensors a_scales b_scales alphas problem_sizes expert_offsets sf_offsets"
+        ),
         "scaled_fp4_experts_quant": "input_tensor input_global_scale expert_offsets blockscale_offsets topk",
         "silu_and_mul_scaled_fp4_experts_quant": (
             "input_tensor input_global_scale expert_offsets blockscale_offsets topk"
@@ -206,14 +211,21 @@ def test_output_tensors_have_vllms_shapes_and_dtypes(device: str) -> None:
     assert not swizzled.any()  # its padding may never be written
     plain = vllm.create_fp4_scale_tensor(150, 80, torch.device(device), False)
     assert (plain.dtype, tuple(plain.shape)) == (torch.uint8, (150, 5))
-    for is_swizzled in (True, False):
-        codes, scales = vllm.create_fp4_output_tensors(150, 80, torch.device(device), is_swizzled, padded_n=96)
-        assert (codes.dtype, tuple(codes.shape)) == (torch.uint8, (150, 48))
-        out, out_scale = vllm.scaled_fp4_quant(
-            normal(150, 80, torch.float16, device), torch.ones(1, device=device), is_swizzled, padded_n=96
-        )
-        assert codes.shape == out.shape
-        assert scales.view(torch.float8_e4m3fn).shape == out_scale.shape
+
+
+ALLOCATIONS = [(32, 4096, None), (128, 4096, None), (1, 64, None), (127, 1024, None), (256, 16384, None), (150, 80, 96)]
+
+
+@pytest.mark.parametrize("is_swizzled", [True, False])
+@pytest.mark.parametrize(("m", "n", "padded_n"), ALLOCATIONS)
+def test_output_tensors_are_those_of_the_quantization(
+    device: str, m: int, n: int, padded_n: int | None, is_swizzled: bool
+) -> None:
+    codes, scales = vllm.create_fp4_output_tensors(m, n, torch.device(device), is_swizzled, padded_n)
+    x = normal(m, n, torch.bfloat16, device)
+    out, out_scale = vllm.scaled_fp4_quant(x, torch.ones(1, device=device), is_swizzled, padded_n=padded_n)
+    assert (codes.dtype, codes.shape) == (out.dtype, out.shape)
+    assert scales.view(torch.float8_e4m3fn).shape == out_scale.shape
 
 
 def test_every_byte_is_written_whatever_the_memory_held(device: str) -> None:
@@ -252,7 +264,7 @@ def assert_product(out: Any, a: Any, b: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(128, 128, 128), (128, 256, 256), (150, 128, 128), (128, 128, 192), (1, 32, 32)])
+@pytest.mark.parametrize("shape", PRODUCTS, ids=str)
 def test_the_product_is_that_of_the_dequantized_operands(device: str, shape: tuple[int, int, int], dtype: Any) -> None:
     m, n, k = shape
     a, a_scale, a_global, a_exact = quantized(m, k, dtype, device, 1)
@@ -282,6 +294,9 @@ def test_the_trtllm_route_multiplies_8x4_activations_with_shuffled_weights(devic
     )
     a, a_scale = vllm.scaled_fp4_quant(x, gx, backend="trtllm")
     b, b_scale = flashinfer.nvfp4_quantize(w, gw, do_shuffle=True)
+    codes, linear = vllm.scaled_fp4_quant(w, gw, is_sf_swizzled_layout=False)  # as a checkpoint holds them
+    assert torch.equal(flashinfer.shuffle_matrix_a(codes, 128), b)
+    assert torch.equal(flashinfer.shuffle_matrix_sf_a(linear.view(torch.uint8), 128), b_scale.reshape(-1))
     out = vllm.flashinfer_scaled_fp4_mm(a, b, a_scale, b_scale, alpha, torch.bfloat16, "trtllm")
     assert torch.equal(out, expected)
 
