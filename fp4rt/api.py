@@ -83,15 +83,16 @@ def quantize(
         LayoutError, DeviceError, BackendUnavailable: unknown layout, arrays on two devices, no usable backend.
     """
     source = interop.view(x, "x", stream)
-    follows_x = stream is None and type(global_scale) is type(x)  # on the same current stream: nothing to wait for
+    alike = type(x) if stream is None else None  # such arrays are on the same current stream: nothing to wait for
     stream = interop.stream_handle(stream, source)  # x decides; the other arrays are ordered before it
     m, n = check_matrix("quantize", source)
     known = get_layout(layout)
     padded_n = check_padded_n("quantize", (m, n), padded_n)
-    scale = check_global_scale("quantize", global_scale, source, None if follows_x else stream)
+    scale = check_global_scale("quantize", global_scale, source, None if type(global_scale) is alike else stream)
     target = None
     if out is not None:
-        target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, stream)
+        order = None if type(getattr(out, "data", None)) is alike else stream
+        target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, order)
         check_apart("quantize", target[:3], (source,))
         if isinstance(scale, interop.ArrayView):  # out's own global scale may be given: it stays as it is
             check_apart("quantize", target[:2], (scale,))
@@ -211,14 +212,15 @@ def matmul(
     """
     left, m, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
+    alike = type(first.owner) if stream is None else None  # as in quantize
     stream = interop.stream_handle(stream, first)
-    right, n = check_right(b, k, first, stream)
+    right, n = check_right(b, k, first, None if type(getattr(b, "data", None)) is alike else stream)
     name = check_dtype("matmul", "out_dtype", out_dtype)
     factor = None if alpha is None else check_scalar("matmul", "alpha", alpha, first, stream)
-    addend = None if bias is None else check_bias(bias, n, first, stream)
+    addend = None if bias is None else check_bias(bias, n, first, None if type(bias) is alike else stream)
     target = None
     if out is not None:
-        target = check_array_out("matmul", out, first, (m, n), name, stream)
+        target = check_array_out("matmul", out, first, (m, n), name, None if type(out) is alike else stream)
         read = left[:3] if isinstance(left, QuantizedViews) else (left,)
         check_apart("matmul", (target,), (*read, *right[:3], factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)

@@ -83,7 +83,7 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
     view = interop.view(value, name, stream)
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
-    if math.prod(view.shape) != 1:
+    if view.shape != (1,) and math.prod(view.shape) != 1:
         raise ShapeError(f"{function} needs {name} with one element, got shape {tuple(view.shape)}")
     if view.device != beside.device:
         interop.same_device(beside, view)
@@ -114,13 +114,14 @@ def _check_out_view(
 ) -> None:
     if view.dtype != dtype:
         raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}")
-    if tuple(view.shape) != shape:
+    if view.shape != shape:
         raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
     if not view.contiguous:
         raise ShapeError(f"{function} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}")
     if view.readonly:
         raise ShapeError(f"{function} needs {name} writable, got a read-only array; pass a writable one")
-    interop.same_device(beside, view)
+    if view.device != beside.device:
+        interop.same_device(beside, view)
 
 
 def check_array_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,12 +14,28 @@ from fp4rt.interop import dtypes
 __all__ = ["ArrayView", "dense_strides", "same_device"]
 
 
+@lru_cache(maxsize=4096)  # programs have few shapes
 def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides, in elements, of a dense array."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
+
+
+@lru_cache(maxsize=4096)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
+    """Bytes from the first element's address to the first byte and behind the last one; (0, 0) without elements."""
+    low = high = 0
+    for extent, stride in zip(shape, strides, strict=True):
+        if extent == 0:
+            return 0, 0
+        if stride >= 0:
+            high += (extent - 1) * stride
+        else:
+            low += (extent - 1) * stride
+    itemsize = dtypes.itemsize(dtype)
+    return low * itemsize, (high + 1) * itemsize
 
 
 class ArrayView:
@@ -110,24 +127,15 @@ class ArrayView:
         """Addresses of its first byte and of the one behind its last, gaps included; (0, 0) without elements."""
         span = self._span
         if span is None:
-            span = self._span = self._reach()
+            low, high = _reach(self.shape, self.strides, self.dtype)
+            span = self._span = (self.pointer + low, self.pointer + high) if high > low else (0, 0)
         return span
-
-    def _reach(self) -> tuple[int, int]:
-        low = high = 0
-        for extent, stride in zip(self.shape, self.strides, strict=True):
-            if extent == 0:
-                return 0, 0
-            if stride >= 0:
-                high += (extent - 1) * stride
-            else:
-                low += (extent - 1) * stride
-        itemsize = dtypes.itemsize(self.dtype)
-        return self.pointer + low * itemsize, self.pointer + (high + 1) * itemsize
 
     @property
     def contiguous(self) -> bool:
         """Whether the elements are dense and row-major; the stride of an extent of 1 does not count."""
+        if self.strides == dense_strides(self.shape):
+            return True
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != expected:

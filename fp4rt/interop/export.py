@@ -2,15 +2,14 @@
 
 A DLPack tensor dies wherever its last user drops it: on a thread without Python's lock, in the middle of an exception,
 after the interpreter's end. Its deleter must be C, and NumPy has the one that is needed: it takes the lock, checks that
-Python is there, and drops one reference. So a capsule is made by NumPy, for a dummy array that keeps the owner alive,
-and then told the true address, device and type.
+Python is there, and drops one reference. So a capsule is made by NumPy, for an array of bytes at the address, which
+keeps the owner alive and is never read, and then told the true device and type.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,29 +24,22 @@ from fp4rt.interop.dlpack import (
     VERSIONED_NAME,
     Managed,
     ManagedVersioned,
-    Tensor,
     capsule_pointer,
 )
 
 __all__ = ["Export", "make_capsule"]
 
 _HEAD = struct.Struct("=QiiiBBH")  # DLTensor up to its type: data, device type, device index, rank, code, bits, lanes
-_STRIDES = Tensor.strides.offset
 _LEGACY_TENSOR, _VERSIONED_TENSOR = Managed.tensor.offset, ManagedVersioned.tensor.offset
 _BYTE = np.dtype(np.uint8)
-_memmove = ctypes.memmove
-_NULL = b"\0" * 8
 
 
-class _Holder(ctypes.c_char * 1):  # type: ignore[misc]
-    """One byte for a dummy array to stand on, and what the array keeps alive."""
+class _Memory(ctypes.c_char * (1 << 62)):  # type: ignore[misc]
+    """Memory from some address on, as much as anybody asks for, and what keeps it alive."""
+
+    __slots__ = ("owner",)
 
     owner: Any
-
-
-@lru_cache(maxsize=64)
-def _no_strides(rank: int) -> tuple[int, ...]:
-    return (0,) * rank
 
 
 def make_capsule(
@@ -60,23 +52,21 @@ def make_capsule(
         pointer: address of the first element.
         device: where it is.
         dtype: name of the element type.
-        shape: extents; the elements are dense and row-major (null strides say so).
+        shape: extents; the elements are dense and row-major.
         versioned: DLPack 1.x, where this NumPy has it; else the older struct.
     """
-    holder = _Holder()
-    holder.owner = owner
-    rank = len(shape)
-    dummy = np.ndarray(shape, _BYTE, holder, 0, _no_strides(rank))
+    memory = _Memory.from_address(pointer)
+    memory.owner = owner
+    array = np.ndarray(shape, _BYTE, memory)
     if versioned:
-        capsule = dummy.__dlpack__(max_version=VERSION)
+        capsule = array.__dlpack__(max_version=VERSION)
         tensor = capsule_pointer(capsule, VERSIONED_NAME) + _VERSIONED_TENSOR
     else:
-        capsule = dummy.__dlpack__()
+        capsule = array.__dlpack__()
         tensor = capsule_pointer(capsule, NAME) + _LEGACY_TENSOR
     kind = DEVICE_CPU if device.kind == "cpu" else DEVICE_CUDA
-    head = _HEAD.pack(pointer, kind, device.index, rank, *dtypes.dlpack_type(dtype))
-    _memmove(tensor, head, _HEAD.size)
-    _memmove(tensor + _STRIDES, _NULL, len(_NULL))
+    head = _Memory.from_address(tensor)
+    _HEAD.pack_into(head, 0, pointer, kind, device.index, len(shape), *dtypes.dlpack_type(dtype))
     return capsule
 
 

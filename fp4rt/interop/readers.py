@@ -28,33 +28,31 @@ __all__ = ["view"]
 def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
     if isinstance(x, np.ma.MaskedArray):
         raise DtypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
-    dtype, size = x.dtype, x.itemsize
+    dtype = x.dtype
     if not dtype.isnative or dtype.hasobject or dtype.names is not None:
         raise DtypeError(f"{name} has dtype {dtype}; wanted a plain dtype in native byte order")
     pointer, readonly = x.__array_interface__["data"]  # a third of the cost of x.ctypes
-    strides = _element_strides(x.strides, size, name)
-    return ArrayView(x, "numpy", CPU, _numpy_dtype_name(dtype), x.shape, strides, pointer, readonly, name)
-
-
-@lru_cache(maxsize=64)
-def _numpy_dtype_name(dtype: np.dtype[Any]) -> str:
-    return dtype.name
+    dtype_name, strides = _dtype_and_strides(dtype, x.strides, name)
+    return ArrayView(x, "numpy", CPU, dtype_name, x.shape, strides, pointer, readonly, name)
 
 
 @lru_cache(maxsize=4096)  # programs have few shapes, and a call sees several arrays
-def _element_strides(byte_strides: tuple[int, ...], size: int, name: str) -> tuple[int, ...]:
+def _dtype_and_strides(dtype: np.dtype[Any], byte_strides: tuple[int, ...], name: str) -> tuple[str, tuple[int, ...]]:
+    """The dtype's name, and the strides in elements."""
+    size = dtype.itemsize
     for stride in byte_strides:
         if stride % size:
             raise ShapeError(f"{name} has byte strides {byte_strides}, not whole elements of {size} bytes; pass a copy")
-    return tuple([stride // size for stride in byte_strides])
+    return dtype.name, tuple([stride // size for stride in byte_strides])
 
 
 def _torch_reader(x: Any, name: str, stream: Any) -> ArrayView:
-    device = _torch_device(x.device, name)
+    device = _torch_devices.get(x.device) or _torch_device(x.device, name)
     if x.is_neg():  # a pending conjugation has only a complex tensor, whose dtype is refused
         raise DtypeError(f"{name} has a pending negation, which its memory does not show; pass {name}.resolve_neg()")
+    dtype = _torch_dtypes.get(x.dtype) or _torch_dtype(x.dtype)
     try:
-        view = ArrayView(x, "torch", device, _torch_dtype(x.dtype), x.shape, x.stride(), x.data_ptr(), False, name)
+        view = ArrayView(x, "torch", device, dtype, x.shape, x.stride(), x.data_ptr(), False, name)
     except RuntimeError as error:
         raise DtypeError(f"{name} is a torch tensor without memory of its own (sparse?): {error}") from None
     if stream is not None and device.kind == "cuda":
@@ -74,18 +72,14 @@ _torch_dtypes: dict[Any, str] = {}
 
 
 def _torch_device(device: Any, name: str) -> Device:
-    found = _torch_devices.get(device)
-    if found is None:
-        if device.type not in ("cpu", "cuda"):
-            raise DeviceError(f"{name} is on {device}; wanted cpu or cuda")
-        found = _torch_devices[device] = Device(device.type, device.index or 0)
+    if device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"{name} is on {device}; wanted cpu or cuda")
+    found = _torch_devices[device] = Device(device.type, device.index or 0)
     return found
 
 
 def _torch_dtype(dtype: Any) -> str:
-    found = _torch_dtypes.get(dtype)
-    if found is None:
-        found = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
+    found = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
     return found
 
 
@@ -114,10 +108,9 @@ def _cuda_device(index: int) -> Device:
 
 
 def _cupy_reader(x: Any, name: str, stream: Any) -> ArrayView:
-    strides = _element_strides(x.strides, x.itemsize, name)
+    dtype, strides = _dtype_and_strides(x.dtype, x.strides, name)
     memory = x.data
-    device = _cuda_device(memory.device_id)
-    view = ArrayView(x, "cupy", device, _numpy_dtype_name(x.dtype), x.shape, strides, memory.ptr, False, name)
+    view = ArrayView(x, "cupy", _cuda_device(memory.device_id), dtype, x.shape, strides, memory.ptr, False, name)
     if stream is not None:
         _wait_for_library(view, stream)
     return view
