@@ -18,7 +18,7 @@ How it fits together::
     selection, methods             what to quantize, and how scales are chosen
     operations ─ plan* ─ shard     what happens to each tensor; plain data that a worker receives
     run, journal, claim            files and folders, interrupted runs, one run at a time
-    configs                        hf_quant_config.json and quantization_config
+    configs, beside                hf_quant_config.json and quantization_config
     verify, compare, inspect       looking at results
 """
 

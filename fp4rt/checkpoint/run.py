@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
+from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.claim import Claim
 from fp4rt.checkpoint.configs import folder_config, hf_quant_config
 from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, SUFFIX, companions
@@ -79,13 +80,16 @@ def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, pr
     if not target.parent.is_dir():
         raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
     with Claim(target.with_name(f".{target.name}.lock"), target):
+        refuse_existing(target, overwrite)
+        if plan.outcome.form is None or plan.outcome.form.name != MODELOPT.name:
+            report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
+            return
         beside = target.parent / QUANT_CONFIG
-        writes_config = plan.outcome.form is not None and plan.outcome.form.name == MODELOPT.name
-        for path in (target, *((beside,) if writes_config else ())):
-            _refuse_existing(path, overwrite)
-        report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
-        if writes_config:
-            write_atomically(beside, json_bytes(hf_quant_config(plan.outcome)))
+        with Claim(beside.with_name(f".{beside.name}.lock"), beside):
+            content = json_bytes(hf_quant_config(plan.outcome))
+            check_beside(target, content, overwrite)
+            report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
+            write_atomically(beside, content)
 
 
 def _write_folder(
@@ -236,13 +240,6 @@ def _copy_companion(source: Path, target: Path, relative: Path) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def _refuse_existing(path: Path, overwrite: bool) -> None:
-    if path.is_dir():
-        raise CheckpointError(f"{path}: is a folder")
-    if os.path.lexists(path) and not overwrite:
-        raise CheckpointError(f"{path}: exists already; name another file, or pass --overwrite")
 
 
 def _check_apart(plan: Plan, target: Path) -> None:

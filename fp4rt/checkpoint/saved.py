@@ -11,6 +11,7 @@ import numpy as np
 
 from fp4rt import api, interop
 from fp4rt.checkpoint import configs
+from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.dtypes import tag_of
 from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
@@ -45,7 +46,8 @@ def save(
         overwrite: replace what is there.
 
     Raises:
-        CheckpointError: the file exists, the format is unknown, or two tensors would have one name.
+        CheckpointError: the file exists, the format is unknown, two tensors would have one name, or
+            hf_quant_config.json describes another file of the folder.
         DtypeError, DeviceError: an array has a dtype that safetensors lacks, or lives on a device.
     """
     path = Path(path)
@@ -54,12 +56,8 @@ def save(
         raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
     if not path.name.endswith(SUFFIX):
         raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
-    beside = path.parent / QUANT_CONFIG
     quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
-    writes_config = bool(quantized) and form.name == MODELOPT.name
-    for place in (path, *((beside,) if writes_config else ())):
-        if os.path.lexists(place) and not overwrite:
-            raise CheckpointError(f"{place}: exists already; name another file, or pass overwrite=True")
+    refuse_existing(path, overwrite)
     arrays: dict[str, tuple[TensorSpec, np.ndarray]] = {}
     targets = []
     for name, value in tensors.items():
@@ -77,12 +75,16 @@ def save(
     plain = [TensorEntry(n, arrays[n][0].dtype, arrays[n][0].shape, 0, 0) for n in tensors if n not in quantized]
     modules = tuple(sorted(target.name.base for target in targets))
     outcome = Outcome(form if quantized else None, modules, (), configs.kept_linears(plain, modules))
+    writes_config = bool(quantized) and form.name == MODELOPT.name
+    content = json_bytes(configs.hf_quant_config(outcome))
+    if writes_config:
+        check_beside(path, content, overwrite)
     table = configs.file_metadata(dict(metadata or {}), outcome, target_metadata(targets), standalone=True)
     with TensorFileWriter(path, [spec for spec, _ in arrays.values()], table) as writer:
         for name, (_, array) in arrays.items():
             writer.write(name, array)
     if writes_config:
-        write_atomically(beside, json_bytes(configs.hf_quant_config(outcome)))
+        write_atomically(path.parent / QUANT_CONFIG, content)
 
 
 def _target(name: str, q: QuantizedTensor, format: str) -> TargetLayer:

@@ -1,17 +1,20 @@
 """The commands. Each is a thin shell over the package: it reads options, calls one function, and shows the result.
 
-Exit status: 0 done, 1 bad input (one line on stderr says what), 2 wrong usage.
+Exit status: 0 done, 1 bad input (one line on stderr says what), 2 wrong usage. With ``--json`` an error is an object on
+stdout, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli.bench import bench
 from fp4rt.cli.compile import compile_kernels
+from fp4rt.cli.console import answer_error, answering_in_json
 from fp4rt.cli.convert import convert, dequantize, quantize
 from fp4rt.cli.coverage import coverage
 from fp4rt.cli.doctor import doctor
@@ -29,6 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+UsageError: Any = typer.BadParameter.__base__  # click's, or the one that a newer typer brings along
+
 app.command(epilog=RULES)(quantize)
 for command in (dequantize, convert, inspect, verify, doctor, coverage, bench):
     app.command()(command)
@@ -44,8 +49,15 @@ def _version(version: bool = typer.Option(False, "--version", help="Print the ve
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line; returns the exit status."""
-    try:
-        app(list(arguments), prog_name="fp4rt")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-    return 0
+    options = list(arguments)
+    if "--" in options:
+        options = options[: options.index("--")]
+    with answering_in_json("--json" in options):
+        try:
+            return int(app(list(arguments), prog_name="fp4rt", standalone_mode=False) or 0)
+        except UsageError as error:
+            error.show()
+            answer_error(error.format_message(), error.exit_code)
+            return int(error.exit_code)
+        except SystemExit as end:  # the reader of our output has gone
+            return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -1,4 +1,8 @@
-"""How commands speak: results on stdout, everything else on stderr, one line an error, a bar for long work."""
+"""How commands speak: results on stdout, everything else on stderr, one line an error, a bar for long work.
+
+With ``--json`` stdout is one JSON document whatever happens: the result, or ``{"error": ..., "status": ...}`` beside
+the line on stderr.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import typer
@@ -22,6 +27,8 @@ from fp4rt.errors import Fp4rtError
 __all__ = [
     "BAD_INPUT",
     "add",
+    "answer_error",
+    "answering_in_json",
     "bar",
     "clean",
     "fail",
@@ -38,6 +45,8 @@ BAD_INPUT = 1
 WRONG_USAGE = 2
 INTERRUPTED = 130
 WIDE = 200  # columns of a table that goes to a file or a pipe
+
+_in_json: ContextVar[bool] = ContextVar("_in_json", default=False)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -69,16 +78,33 @@ def failing(command: Command) -> Command:
         except OSError as error:
             fail(_describe(error))
         except KeyboardInterrupt:
-            print("interrupted; the same command finishes an unfinished folder", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
+            fail("interrupted; the same command finishes an unfinished folder", INTERRUPTED)
 
     return run  # type: ignore[return-value]
 
 
 def fail(message: str, status: int = BAD_INPUT) -> Any:
     """End the command with one line."""
-    print(f"error: {clean(' '.join(message.splitlines()))}", file=sys.stderr)
+    line = " ".join(message.splitlines())
+    print(f"error: {clean(line)}", file=sys.stderr)
+    answer_error(line, status)
     raise typer.Exit(status)
+
+
+@contextlib.contextmanager
+def answering_in_json(on: bool) -> Iterator[None]:
+    """Whether :func:`answer_error` speaks inside."""
+    token = _in_json.set(on)
+    try:
+        yield
+    finally:
+        _in_json.reset(token)
+
+
+def answer_error(message: str, status: int) -> None:
+    """The error for scripts, where one asked for JSON."""
+    if _in_json.get():
+        print_json({"error": message, "status": status})
 
 
 @contextlib.contextmanager

@@ -239,10 +239,27 @@ def test_save_refuses_what_it_would_replace(tmp_path):
     checkpoint.save(tmp_path / "x.safetensors", table)
     with pytest.raises(CheckpointError, match="exists already"):
         checkpoint.save(tmp_path / "x.safetensors", table)
-    with pytest.raises(CheckpointError, match="exists already"):  # the configuration beside it belongs to the first
-        checkpoint.save(tmp_path / "y.safetensors", table)
     checkpoint.save(tmp_path / "y.safetensors", table, format="comfy")
     checkpoint.save(tmp_path / "x.safetensors", table, overwrite=True)
+
+
+def test_a_second_file_in_a_folder_does_not_take_the_first_one_s_configuration(tmp_path):
+    q = fp4rt.quantize(np.ones((2, 16), np.float32), layout="linear")
+    first, second = tmp_path / "x.safetensors", tmp_path / "y.safetensors"
+    checkpoint.save(tmp_path / "source.safetensors", {"w.weight": np.ones((2, 16), np.float32)})
+    checkpoint.save(first, {"w": q})
+    beside = tmp_path / "hf_quant_config.json"
+    kept = beside.read_bytes()
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match=r"describes x.safetensors.*write y.safetensors to a folder of its"):
+            checkpoint.save(second, {"w": q, "head.weight": np.ones((2, 16), np.float32)}, overwrite=overwrite)
+    assert not second.exists()
+    assert beside.read_bytes() == kept
+    checkpoint.save(second, {"w": q})  # the same configuration fits both
+    assert beside.read_bytes() == kept
+    second.unlink()
+    checkpoint.save(first, {"w": q, "head.weight": np.ones((2, 16), np.float32)}, overwrite=True)  # it is its own
+    assert beside.read_bytes() != kept
 
 
 def test_save_refuses_names_and_dtypes_that_do_not_exist(tmp_path):

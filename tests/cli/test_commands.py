@@ -301,3 +301,54 @@ def test_commands_are_not_imported_by_the_package():
 def test_looking_at_a_file_needs_no_compiler(quantized):
     code = "import sys; from fp4rt.cli import run; run(['verify', sys.argv[1]]); assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(quantized)], cwd=ROOT, check=True)
+
+
+def test_two_single_files_in_one_folder_keep_the_configuration_of_each(tmp_path, capsys):
+    weights = {"a.weight": np.ones((32, 32), np.float32), "b.weight": np.ones((32, 32), np.float32)}
+    source, one, two = (tmp_path / f"{name}.safetensors" for name in ("source", "one", "two"))
+    checkpoint.save(source, weights)
+    assert fp4rt_command("quantize", source, one) == 0
+    kept = (tmp_path / "hf_quant_config.json").read_bytes()
+    for options in ((), ("--overwrite",)):
+        assert fp4rt_command("quantize", source, two, "--exclude", "a.weight", *options) == 1
+        assert "describes one.safetensors" in capsys.readouterr().err
+    assert not two.exists()
+    assert (tmp_path / "hf_quant_config.json").read_bytes() == kept
+    assert fp4rt_command("quantize", source, two) == 0
+    assert fp4rt_command("verify", one, two) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["hf_quant_config.json", "one.safetensors", "source.safetensors", "two.safetensors"]
+    )
+
+
+@pytest.mark.parametrize(
+    "command, status, message",
+    [
+        (("inspect", "missing.safetensors"), 1, "missing.safetensors: no such file or folder"),
+        (("verify", "missing.safetensors"), 1, "missing.safetensors: no such file or folder"),
+        (("quantize", "missing.safetensors", "out"), 1, "missing.safetensors: no such file or folder"),
+        (("dequantize", "missing.safetensors", "out"), 1, "missing.safetensors: no such file or folder"),
+        (("convert", "missing.safetensors", "out", "--to", "comfy"), 1, "missing.safetensors: no such file or folder"),
+        (("convert", "in", "out", "--to", "gguf"), 2, "unknown format 'gguf'"),
+        (("compile", "--arch", "sm_7"), 1, "sm_7"),
+        (("coverage", "missing.py"), 2, "does not exist"),
+        (("quantize",), 2, "Missing argument"),
+        (("inspect", "in", "--unheard-of"), 2, "--unheard-of"),
+        (("inspect", ""), 2, "the path is empty"),
+        (("doctor", "surplus"), 2, "surplus"),
+        ((), 2, "--json"),
+    ],
+)
+def test_an_error_in_json_is_one_object_and_the_line_on_stderr_stays(
+    command, status, message, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert fp4rt_command(*command, "--json") == status
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert sorted(answer) == ["error", "status"]
+    assert answer["status"] == status
+    assert message in answer["error"]
+    assert message in err
+    assert fp4rt_command(*command[:1], "--", "--json") != 0  # a path of that name asks for nothing
+    assert capsys.readouterr().out == ""

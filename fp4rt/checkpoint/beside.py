@@ -1,0 +1,57 @@
+"""hf_quant_config.json beside a single file: its readers look for this one name, so a folder describes one model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fp4rt.checkpoint.detect import detect, read_configuration
+from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
+from fp4rt.checkpoint.formats import MODELOPT
+from fp4rt.checkpoint.store import Store
+from fp4rt.errors import CheckpointError
+
+__all__ = ["check_beside", "refuse_existing"]
+
+
+def check_beside(target: Path, content: bytes, overwrite: bool) -> Path:
+    """The configuration's place beside the file ``target``; it may be written with ``content``.
+
+    Raises:
+        CheckpointError: another one is there that describes another file of the folder, or that may not be replaced.
+    """
+    beside = target.parent / QUANT_CONFIG
+    if beside.is_file() and beside.read_bytes() == content:
+        return beside
+    if os.path.lexists(beside):
+        other = next((path for path in sorted(target.parent.glob(f"*{SUFFIX}")) if _is_described(path, target)), None)
+        if other is not None:
+            raise CheckpointError(
+                f"{beside}: exists already, describes {other.name}, and would have to say something else for "
+                f"{target.name}; write {target.name} to a folder of its own"
+            )
+    refuse_existing(beside, overwrite)
+    return beside
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """A file is replaced where that was asked for, a folder never.
+
+    Raises:
+        CheckpointError: it is there.
+    """
+    if path.is_dir():
+        raise CheckpointError(f"{path}: is a folder")
+    if os.path.lexists(path) and not overwrite:
+        raise CheckpointError(f"{path}: exists already; name another file, or overwrite it (--overwrite)")
+
+
+def _is_described(path: Path, target: Path) -> bool:
+    """Whether a file of the folder is in the format that the configuration belongs to, as far as one can see."""
+    if path.name == target.name:
+        return False
+    try:
+        store = Store(path)
+        return detect(store, read_configuration(store)) is MODELOPT
+    except (CheckpointError, OSError):
+        return True
