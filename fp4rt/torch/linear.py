@@ -190,35 +190,37 @@ class NVFP4Linear(torch.nn.Module):
         """
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
-        rows = x.reshape(-1, self.in_features)
-        quantize_input = self.mode == "w4a4"
-        if self.prepacked_data is None and x.is_cuda and not _recording():
+        flat = x.dim() == 2
+        rows = x if flat else x.reshape(-1, self.in_features)
+        buffers = self._buffers  # ``self.name`` costs more than the product's checks
+        if buffers["prepacked_data"] is None and x.is_cuda and not _recording():
             self.prepack()
-        if self.prepacked_data is not None:
+        bias, quantize_input = self.bias, self.mode == "w4a4"
+        if buffers["prepacked_data"] is not None:
             y = ops.linear_prepacked(
                 rows,
-                self.prepacked_data,
-                self.prepacked_restored,
-                self.weight_global_scale,
+                buffers["prepacked_data"],
+                buffers["prepacked_restored"],
+                buffers["weight_global_scale"],
                 self.out_features,
                 STORED_LAYOUT,
                 self.padded_in,
-                self.bias,
+                bias,
                 quantize_input,
-                self.input_global_scale,
+                buffers["input_global_scale"],
             )
         else:
             y = ops.linear(
                 rows,
-                self.weight_packed,
-                self.weight_scale,
-                self.weight_global_scale,
+                buffers["weight_packed"],
+                buffers["weight_scale"],
+                buffers["weight_global_scale"],
                 STORED_LAYOUT,
-                self.bias,
+                bias,
                 quantize_input,
-                self.input_global_scale,
+                buffers["input_global_scale"],
             )
-        return y.reshape(*x.shape[:-1], self.out_features)
+        return y if flat else y.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Sizes, bias, mode: the inside of the printed module."""

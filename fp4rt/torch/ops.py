@@ -19,6 +19,8 @@ from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
 __all__ = ["dequantize", "global_scale", "linear", "linear_prepacked", "matmul", "quantize", "relayout"]
 
 _library = torch.library.Library("fp4rt", "DEF")
+_BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+_DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
 
 
 def _operator(schema: str) -> Any:
@@ -28,26 +30,52 @@ def _operator(schema: str) -> Any:
         name = _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
         for device in ("CPU", "CUDA"):
             _library.impl(name, function, device)
-        torch.library.register_autograd(f"fp4rt::{name}", _refuse_backward(name), lib=_library)
-        return getattr(torch.ops.fp4rt, name)
+        operator = getattr(torch.ops.fp4rt, name)
+        _library.impl(name, _autograd_kernel(operator.default, function), "Autograd", with_keyset=True)
+        return operator
 
     return register
 
 
-def _refuse_backward(name: str) -> Any:
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError(
-            f"fp4rt::{name} has no gradient: quantized weights are for inference; call it under torch.no_grad()"
-        )
+def _autograd_kernel(operator: Any, function: Any) -> Any:
+    """What runs above the devices' kernels: a result that needs a gradient refuses the backward pass.
 
-    return backward
+    ``torch.library.register_autograd`` does the same, but goes through the dispatcher a second time at every call;
+    here that is left out where nothing is between autograd and the device.
+    """
+
+    def below(keyset: Any, args: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator.redispatch(keyset & _BELOW_AUTOGRAD, *args)
+
+    class WithoutGradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+            return below(keyset, args)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            raise NotImplementedError(
+                f"{operator.name()} has no gradient: quantized weights are for inference; call it under torch.no_grad()"
+            )
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return WithoutGradient.apply(keyset, *args)
+        if (keyset & _BELOW_AUTOGRAD).highestPriorityTypeId() in _DEVICES:
+            return function(*args)
+        return below(keyset, args)
+
+    return kernel
 
 
 def _fake(name: str) -> Any:
     return torch.library.register_fake(f"fp4rt::{name}", lib=_library)
 
 
-def _empty_quantized(x: torch.Tensor, n: int, layout: str, padded_n: int | None) -> tuple[torch.Tensor, ...]:
+def _empty_quantized(
+    x: torch.Tensor, n: int, layout: str, padded_n: int | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Memory for the codes, scales and global scale of x (m, n)."""
     m = x.shape[0]
     padded_n = n if padded_n is None else padded_n
@@ -57,6 +85,18 @@ def _empty_quantized(x: torch.Tensor, n: int, layout: str, padded_n: int | None)
         x.new_empty(scale_shape, dtype=torch.uint8),
         x.new_empty((1,), dtype=torch.float32),
     )
+
+
+def _quantized(
+    x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
+) -> QuantizedTensor:
+    """x (m, n) quantized into torch's memory."""
+    shape = check_matrix_shape(x.shape, "quantize needs x")
+    padded_n = check_padded_n("quantize", shape, padded_n)
+    layout = get_layout(layout).name
+    out = QuantizedTensor.trusted(*_empty_quantized(x, shape[1], layout, padded_n), shape, layout, padded_n)
+    out.remember_checked_out(out.views())  # fresh and dense: there is nothing to check
+    return api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
 
 
 def _tensor(
@@ -71,13 +111,8 @@ def quantize(
     x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
 ) -> tuple[torch.Tensor, ...]:
     """(data, scales, global_scale) of x (m, n)."""
-    shape = check_matrix_shape(x.shape, "quantize needs x")
-    padded_n = check_padded_n("quantize", shape, padded_n)
-    layout = get_layout(layout).name
-    data, scales, scale = _empty_quantized(x, shape[1], layout, padded_n)
-    out = QuantizedTensor.trusted(data, scales, scale, shape, layout, padded_n)
-    api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
-    return data, scales, scale
+    q = _quantized(x, global_scale, layout, padded_n)
+    return q.data, q.scales, q.global_scale
 
 
 @_fake("quantize")
@@ -253,7 +288,7 @@ def _apply_weight(
     input_global_scale: torch.Tensor | None,
     padded_k: int,
 ) -> torch.Tensor:
-    a: Any = api.quantize(x, input_global_scale, padded_n=padded_k) if quantize_input else x
+    a = _quantized(x, input_global_scale, "128x4", padded_k) if quantize_input else x
     out = x.new_empty((x.shape[0], weight.shape[0]))
     api.matmul(a, weight, out_dtype=x.dtype, bias=bias, out=out)
     return out
