@@ -5,7 +5,10 @@ converter does enter from several. Kernels release the interpreter lock, so plai
 
 The threads also own their floating-point mode: a library in the process may have switched subnormals off for the
 caller's thread (``torch.set_flush_denormal``, anything linked with -ffast-math), and that would change results.
-All arithmetic that API bits depend on therefore runs here, never on the caller's thread.
+All arithmetic that API bits depend on therefore runs here, never in the caller's mode.
+
+Why not an executor of ``concurrent.futures``: it refuses work as soon as the main thread has ended, when other threads
+and functions of ``atexit`` still run. Where no thread can be started any more, the caller's does the work.
 """
 
 from __future__ import annotations
@@ -16,9 +19,10 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
 from fp4rt.errors import Fp4rtError
 
@@ -27,6 +31,7 @@ __all__ = ["THREADS_VARIABLE", "ThreadCountError", "map_rows", "on_thread", "thr
 THREADS_VARIABLE = "FP4RT_NUM_THREADS"
 SMALLEST_PART = 1 << 16  # elements; below it a second thread costs more than it brings
 PARTS_PER_THREAD = 4  # so that a thread that is late delays less
+LARGEST_FENV = 256  # bytes; fenv_t has 32 on x86-64 and 8 on aarch64
 
 Result = TypeVar("Result")
 
@@ -50,37 +55,79 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
+Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+
 _lock = threading.Lock()
-_executor: ThreadPoolExecutor | None = None  # guarded by _lock
+_jobs: SimpleQueue[Job] | None = None  # guarded by _lock; None while no thread waits for jobs
 
 
-def _threads() -> ThreadPoolExecutor:
-    global _executor
+def _submit(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """``function(*arguments)`` on one of the threads, soon."""
+    future: Future[Result] = Future()
+    jobs = _started()
+    if jobs is not None:
+        jobs.put((future, function, arguments))
+    else:
+        with _default_floating_point():
+            _finish((future, function, arguments))
+    return future
+
+
+def _started() -> SimpleQueue[Job] | None:
+    """The jobs that threads wait for; None where none can be started: the interpreter ends, or the system refuses."""
+    global _jobs
     with _lock:
-        if _executor is None:
-            _executor = ThreadPoolExecutor(thread_count(), "fp4rt", initializer=_default_floating_point)
-        return _executor
+        if _jobs is None:
+            jobs: SimpleQueue[Job] = SimpleQueue()
+            with contextlib.suppress(RuntimeError):
+                for number in range(thread_count()):
+                    threading.Thread(target=_work, args=(jobs,), name=f"fp4rt-{number}", daemon=True).start()
+                    _jobs = jobs
+        return _jobs
+
+
+def _work(jobs: SimpleQueue[Job]) -> None:
+    with _default_floating_point():
+        while True:
+            _finish(jobs.get())
+
+
+def _finish(job: Job) -> None:
+    future, function, arguments = job
+    try:
+        future.set_result(function(*arguments))
+    except BaseException as error:
+        future.set_exception(error)
+        del job, future  # the error holds this frame: they would hold each other
 
 
 def _forget_threads() -> None:
-    """A forked child has the executor but not its threads; its lock may have been held by another thread."""
-    global _executor, _lock
-    _executor, _lock = None, threading.Lock()
+    """A forked child has the jobs but not the threads; the lock may have been held by another thread."""
+    global _jobs, _lock
+    _jobs, _lock = None, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads)
 
 
-def _default_floating_point() -> None:
-    """Round to nearest even, subnormals kept: a new thread inherits its parent's mode."""
+@contextlib.contextmanager
+def _default_floating_point() -> Iterator[None]:
+    """Round to nearest even, subnormals kept, on this thread; a new thread inherits its parent's mode."""
+    kept = ctypes.create_string_buffer(LARGEST_FENV)
     with contextlib.suppress(AttributeError, OSError):  # another C library: the mode stays as the process has it
+        ctypes.CDLL(None).fegetenv(kept)
         ctypes.CDLL(None).fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV of glibc and musl
+    try:
+        yield
+    finally:
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).fesetenv(kept)
 
 
 def on_thread(function: Callable[[], Result]) -> Result:
     """``function()`` on one of the threads."""
-    return _threads().submit(function).result()
+    return _submit(function).result()
 
 
 def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) -> list[Result]:
@@ -92,7 +139,7 @@ def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) ->
         return []
     parts = max(1, min(rows, thread_count() * PARTS_PER_THREAD, rows * columns // SMALLEST_PART))
     bounds = [rows * part // parts for part in range(parts + 1)]
-    futures = [_threads().submit(function, first, end) for first, end in itertools.pairwise(bounds)]
+    futures = [_submit(function, first, end) for first, end in itertools.pairwise(bounds)]
     errors = [future.exception() for future in futures]
     for error in errors:
         if error is not None:

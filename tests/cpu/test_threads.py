@@ -103,6 +103,45 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert in_new_process(code).strip() == "0"
 
 
+AT_THE_END = """
+import atexit, threading, numpy, sys, fp4rt
+x = numpy.random.default_rng(0).standard_normal((2048, 1024)).astype(numpy.float16)
+
+def work():
+    q = fp4rt.quantize(x)
+    digest = sum(int(part.astype(numpy.int64).sum()) for part in (q.data, q.scales))
+    print(digest, float(fp4rt.matmul(q, q, out_dtype="float32")[:8, :8].sum()))
+
+def late():
+    threading.main_thread().join()
+    work()
+
+"""
+
+
+def test_work_goes_on_when_the_main_thread_has_ended() -> None:
+    """In functions of ``atexit`` and in threads that outlive the main one, whether they call first or not."""
+    wanted = in_new_process(AT_THE_END + "work()")
+    for end in ("atexit.register(work)", "threading.Thread(target=late).start()"):
+        assert in_new_process(AT_THE_END + end) == wanted, end
+        assert in_new_process(AT_THE_END + "work()\n" + end) == wanted * 2, end
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
+)
+def test_a_caller_that_works_itself_keeps_its_own_floating_point() -> None:
+    code = f"""
+import numpy, fp4rt
+from fp4rt.cpu import threads
+threads._started = lambda: None  # as where no thread can be started
+{FLUSH}
+{SUBNORMALS}
+assert numpy.float32(1e-40) * numpy.float32(1) == 0, "the caller's mode has changed"
+"""
+    assert in_new_process(code) == in_new_process("import numpy, fp4rt\n" + SUBNORMALS)
+
+
 FLUSH = """
 import ctypes
 libc = ctypes.CDLL(None)
