@@ -152,9 +152,8 @@ def check_quantized_out(
         )
     if out.layout != layout:
         raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
-    views = out.checked_out(stream)
-    if views is None:
-        views = out.views(stream)
+    views = out.views(stream)
+    if not out.is_checked_out(views):
         _check_quantized_parts(function, views)
         out.remember_checked_out(views)
     if views.data.device != beside.device:

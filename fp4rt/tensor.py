@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from fp4rt import interop
@@ -35,6 +36,7 @@ class QuantizedTensor:
     __slots__ = (
         "__weakref__",
         "_checked_out",
+        "_memory",
         "_views",
         "data",
         "global_scale",
@@ -50,6 +52,7 @@ class QuantizedTensor:
     shape: tuple[int, int]
     layout: str
     padded_n: int
+    _memory: QuantizedViews | None  # of a pool, where no array has been asked for yet
     _views: QuantizedViews | None  # what views() gave last
     _checked_out: QuantizedViews | None  # the views that a call has found fit to be written to
 
@@ -92,6 +95,7 @@ class QuantizedTensor:
         _set(self, "shape", (m, n))
         _set(self, "layout", known.name)
         _set(self, "padded_n", padded_n)
+        _set(self, "_memory", None)
         _set(self, "_views", None)
         _set(self, "_checked_out", None)
 
@@ -107,9 +111,37 @@ class QuantizedTensor:
         _set(self, "shape", shape)
         _set(self, "layout", layout)
         _set(self, "padded_n", padded_n)
+        _set(self, "_memory", None)
         _set(self, "_views", None)
         _set(self, "_checked_out", None)
         return self
+
+    @classmethod
+    def in_memory(cls, views: QuantizedViews) -> QuantizedTensor:
+        """The same over memory of a pool: its arrays, which cost more than a launch, are made when asked for.
+
+        Args:
+            views: their owners are pool buffers, their library the one that the arrays will be of.
+        """
+        self = object.__new__(cls)
+        _set(self, "shape", views.shape)
+        _set(self, "layout", views.layout.name)
+        _set(self, "padded_n", views.padded_n)
+        _set(self, "_memory", views)
+        _set(self, "_views", None)
+        _set(self, "_checked_out", None)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        """An array that is not there yet: all three are made."""
+        if name not in _ARRAYS:
+            raise AttributeError(f"QuantizedTensor has no attribute {name!r}")
+        with _making:
+            if self._memory is not None:
+                for array, view in zip(_ARRAYS, self._memory[:3], strict=True):
+                    _set(self, array, interop.from_device(view.owner, view.shape, view.dtype, view.library))
+                _set(self, "_memory", None)
+        return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"QuantizedTensor is frozen; make a new one instead of setting {name!r}")
@@ -134,6 +166,9 @@ class QuantizedTensor:
 
     def views(self, stream: Any = None) -> QuantizedViews:
         """The arrays as backends take them; the same object again as long as nothing about them has changed."""
+        known = self._memory
+        if known is not None and (stream is None or stream == interop.stream_handle(None, known.data)):
+            return known
         known = self._views
         if known is not None and interop.unchanged(known[:3], stream):
             return known
@@ -148,12 +183,9 @@ class QuantizedTensor:
         _set(self, "_views", views if interop.lasting(views[:3]) else None)
         return views
 
-    def checked_out(self, stream: Any) -> QuantizedViews | None:
-        """:meth:`views` where they are still those of :meth:`remember_checked_out`."""
-        views = self._checked_out
-        if views is None or views is not self._views or not interop.unchanged(views[:3], stream):
-            return None
-        return views
+    def is_checked_out(self, views: QuantizedViews) -> bool:
+        """Whether :meth:`remember_checked_out` has been told of these very views."""
+        return views is self._checked_out
 
     def remember_checked_out(self, views: QuantizedViews) -> None:
         """These views have been found fit to be written to."""
@@ -173,6 +205,8 @@ class QuantizedTensor:
 
 
 _set = object.__setattr__
+_ARRAYS = ("data", "scales", "global_scale")
+_making = threading.RLock()  # reentrant: a collector may run Python that asks for another tensor's arrays
 
 
 def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:

@@ -10,11 +10,21 @@ import numpy as np
 
 from fp4rt import interop
 from fp4rt.device import Device
-from fp4rt.interop import cuda_driver
+from fp4rt.interop import ArrayView, cuda_driver
+from fp4rt.interop.arrays import dense_strides
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.pool import Buffer, PaddingTag, current_pool
 
-__all__ = ["clear_bytes", "copy_bytes", "fill_float", "new_memory", "read_bytes", "result", "write_bytes"]
+__all__ = [
+    "clear_bytes",
+    "copy_bytes",
+    "fill_float",
+    "memory_view",
+    "new_memory",
+    "read_bytes",
+    "result",
+    "write_bytes",
+]
 
 
 def new_memory(
@@ -22,6 +32,11 @@ def new_memory(
 ) -> Buffer:
     """Memory for a dense array, to be used in the order of ``stream``; not initialized."""
     return current_pool().allocate(math.prod(shape) * itemsize(dtype), device, stream, tag)
+
+
+def memory_view(buffer: Buffer, shape: tuple[int, ...], dtype: str, library: str, name: str) -> ArrayView:
+    """The memory as a dense array that nobody has made: see ``QuantizedTensor.in_memory``."""
+    return ArrayView(buffer, library, buffer.device, dtype, shape, dense_strides(shape), buffer.pointer, False, name)
 
 
 def result(buffer: Buffer, shape: tuple[int, ...], dtype: str, library: str) -> Any:

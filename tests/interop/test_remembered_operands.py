@@ -18,7 +18,8 @@ from fp4rt.cuda import dependent_launch, kernel
 from fp4rt.cuda.gemm import tensor_map
 from fp4rt.cuda.gemm.matmul import ARGUMENTS, HOPPER_ARGUMENTS, forget_plans
 from fp4rt.cuda.gemm.problem import device_measures
-from fp4rt.interop import Device, readers
+from fp4rt.interop import Device, export, readers
+from fp4rt.pool import Buffer, HostUpstream
 from fp4rt.prepacked import PrepackedWeight, tiles_shape
 
 torch = pytest.importorskip("torch")
@@ -26,6 +27,10 @@ torch = pytest.importorskip("torch")
 HOPPER = {75: 9, 76: 0, 16: 132, 81: 233472, 97: 232448}  # cudaDeviceAttr
 CURRENT_STREAM = 5
 N, K = 64, 512
+
+
+class HostMemoryOnCuda(HostUpstream):
+    kind = "cuda"
 
 
 class Launches:
@@ -143,6 +148,23 @@ def test_a_weight_on_another_stream_is_waited_for_each_time(launches: Launches, 
     driver.calls.clear()
     fp4rt.matmul(x, weight, out_dtype="float32", out=out)
     assert driver.named("cuStreamWaitEvent") == []
+
+
+def test_a_result_is_multiplied_without_its_arrays_and_waited_for_on_another_stream(
+    launches: Launches, driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "DEVICE_CUDA", export.DEVICE_CPU)  # what torch takes the capsules for
+    with fp4rt.use_pool(fp4rt.PaddedPool(upstream=HostMemoryOnCuda())):
+        x, g, out, weight = torch.ones((4, K), dtype=torch.bfloat16), torch.ones(1), torch.empty((4, N)), prepacked()
+        q = fp4rt.quantize(x, g)
+        fp4rt.matmul(q, weight, out_dtype="float32", out=out)
+        views = q.views()
+        assert arguments_of(launches.done[-1])["a_scales"] == views.scales.pointer
+        assert isinstance(views.data.owner, Buffer)  # nobody has asked for an array
+        assert driver.named("cuStreamWaitEvent") == []
+        fp4rt.matmul(q, weight, out_dtype="float32", out=out, stream=7)
+        assert [call[1] for call in driver.named("cuStreamWaitEvent")] == [7] * 7
+        assert q.data.data_ptr() == views.data.pointer
 
 
 def test_a_model_moved_to_another_device_runs_there(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:

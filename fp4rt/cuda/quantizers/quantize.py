@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Union
 
+from fp4rt.backend import QuantizedViews
 from fp4rt.cuda.arguments import ArgumentStruct, argument_struct
 from fp4rt.cuda.kernel import Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import MAX_GRID, MAX_GRID_Y, Launch, divider_magic, widest_access
 from fp4rt.cuda.quantizers.amax import write_global_scale
-from fp4rt.cuda.results import copy_bytes, fill_float, new_memory, result
+from fp4rt.cuda.results import copy_bytes, fill_float, memory_view, new_memory
 from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
-from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, data_shape, round_up
-from fp4rt.pool import data_tag, scale_tag
+from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, round_up
+from fp4rt.pool import PaddingTag, current_pool, data_tag, scale_tag
 from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
-    from fp4rt.backend import QuantizedViews
+    from fp4rt.device import Device
     from fp4rt.interop import ArrayView
 
 __all__ = ["choose_quantize", "kernel_specs", "quantize"]
@@ -119,12 +120,10 @@ def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, 
     return launch.spec.on(device), launch, arguments
 
 
-def _write(
-    x: ArrayView, layout: ScaleLayout, padded_n: int, to: tuple[int, int, int], scale: Scale, stream: int
-) -> None:
-    """Queue everything; ``to``: addresses of data, scales, and of the result's own global scale."""
+def _write(x: ArrayView, layout: ScaleLayout, padded_n: int, to: QuantizedViews, scale: Scale, stream: int) -> None:
+    """Queue everything."""
     m, n = x.shape
-    data, scales, kept = to
+    data, scales, kept = to.data.pointer, to.scales.pointer, to.global_scale.pointer
     if m == 0:
         _without_rows(scale, kept, x, stream)
         return
@@ -163,21 +162,24 @@ def quantize(
 ) -> QuantizedTensor | None:
     """See :class:`fp4rt.backend.Backend`."""
     if out is not None:
-        to = out.data.pointer, out.scales.pointer, out.global_scale.pointer
-        _write(x, layout, padded_n, to, global_scale, stream)
+        _write(x, layout, padded_n, out, global_scale, stream)
         return None
-    m, n = x.shape
-    device, library = x.device, x.library
-    shapes = data_shape(m, padded_n), layout.shape(m, block_columns(padded_n))
-    data = new_memory(shapes[0], "uint8", device, stream, data_tag(m, n, padded_n))
-    scales = new_memory(shapes[1], "uint8", device, stream, scale_tag(layout.name, m, n, padded_n))
-    kept = new_memory((1,), "float32", device, stream)
-    _write(x, layout, padded_n, (data.pointer, scales.pointer, kept.pointer), global_scale, stream)
-    return QuantizedTensor.trusted(
-        result(data, shapes[0], "uint8", library),
-        result(scales, shapes[1], "uint8", library),
-        result(kept, (1,), "float32", library),
+    (m, n), library = x.shape, "cupy" if x.library == "dlpack" else x.library
+    views = QuantizedViews(
+        _fresh(data_tag(m, n, padded_n), x.device, library, stream, "data"),
+        _fresh(scale_tag(layout.name, m, n, padded_n), x.device, library, stream, "scales"),
+        memory_view(new_memory((1,), "float32", x.device, stream), (1,), "float32", library, "global_scale"),
         (m, n),
-        layout.name,
+        layout,
         padded_n,
     )
+    _write(x, layout, padded_n, views, global_scale, stream)
+    q = QuantizedTensor.in_memory(views)
+    if library == "jax":
+        q.data  # noqa: B018  JAX's streams are made to wait for what is queued now
+    return q
+
+
+def _fresh(tag: PaddingTag, device: Device, library: str, stream: int, name: str) -> ArrayView:
+    buffer = current_pool().allocate(tag.nbytes, device, stream, tag)
+    return memory_view(buffer, tag.physical, "uint8", library, name)
