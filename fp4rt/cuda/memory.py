@@ -40,6 +40,10 @@ class CudaStreams:
             ) from error
         self._cupy = cupy
         self._runtime = cupy.cuda.runtime
+        try:
+            self._runtime.getDeviceCount()
+        except self._runtime.CUDARuntimeError as error:  # cudaErrorInsufficientDriver, cudaErrorNoDevice, ...
+            raise BackendUnavailable(f"memory on a CUDA device needs a CUDA driver and device: {error}") from error
         self.is_capturing: Callable[[int], bool] = cupy.cuda.runtime.streamIsCapturing
 
     def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:

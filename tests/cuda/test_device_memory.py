@@ -1,4 +1,4 @@
-"""CuPy works on streams that it does not own: no warning, and nobody else's stream is destroyed. Needs no device."""
+"""What is asked of CuPy when device memory is taken; needs no device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp4rt.cuda.memory import borrowed_stream
+from fp4rt.cuda.memory import CupyUpstream, borrowed_stream
 from fp4rt.device import Device
+from fp4rt.errors import BackendUnavailable
 
 DEVICE = Device("cuda", 0)
 HANDLE = 0x1234
@@ -32,3 +33,16 @@ def test_a_borrowed_stream_warns_of_nothing_and_is_not_destroyed(monkeypatch: py
 def test_cupy_before_14_lends_by_handle_and_device() -> None:
     cuda = SimpleNamespace(Stream=object, ExternalStream=lambda handle, device: (handle, device))
     assert borrowed_stream(SimpleNamespace(cuda=cuda), HANDLE, DEVICE) == (HANDLE, 0)
+
+
+def test_b40_without_a_driver_the_cause_is_told_by_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def no_driver() -> int:
+        raise CUDARuntimeError("cudaErrorInsufficientDriver")
+
+    runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=CUDARuntimeError)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    with pytest.raises(BackendUnavailable, match="needs a CUDA driver and device: cudaErrorInsufficientDriver"):
+        CupyUpstream()
