@@ -39,30 +39,26 @@ class CudaStreams:
                 f"memory on a CUDA device needs CuPy: {error}; pip install 'fp4rt[cuda12]' or 'fp4rt[cuda13]'"
             ) from error
         self._cupy = cupy
-        self._runtime = cupy.cuda.runtime
-        try:
-            self._runtime.getDeviceCount()
-        except self._runtime.CUDARuntimeError as error:  # cudaErrorInsufficientDriver, cudaErrorNoDevice, ...
-            raise BackendUnavailable(f"memory on a CUDA device needs a CUDA driver and device: {error}") from error
+        self.runtime = cupy.cuda.runtime
         self.is_capturing: Callable[[int], bool] = cupy.cuda.runtime.streamIsCapturing
 
     def fill(self, pointer: int, nbytes: int, byte: int, device: Device, stream: int) -> None:
         """Queue a memset; recorded like a kernel during a capture."""
         if not nbytes:
             return
-        if self._runtime.getDevice() == device.index:  # handle 0 means the current device's default stream
-            self._runtime.memsetAsync(pointer, byte, nbytes, stream)
+        if self.runtime.getDevice() == device.index:  # handle 0 means the current device's default stream
+            self.runtime.memsetAsync(pointer, byte, nbytes, stream)
         else:
             with self._cupy.cuda.Device(device.index):
-                self._runtime.memsetAsync(pointer, byte, nbytes, stream)
+                self.runtime.memsetAsync(pointer, byte, nbytes, stream)
 
     def read(self, pointer: int, nbytes: int, device: Device) -> np.ndarray:
         """uint8 copy on the host, after all work of the device."""
         host = np.empty(nbytes, np.uint8)
         with self._cupy.cuda.Device(device.index):
-            self._runtime.deviceSynchronize()
+            self.runtime.deviceSynchronize()
             if nbytes:
-                self._runtime.memcpy(host.ctypes.data, pointer, nbytes, DEVICE_TO_HOST)
+                self.runtime.memcpy(host.ctypes.data, pointer, nbytes, DEVICE_TO_HOST)
         return host
 
     def capture_id(self, device: Device, stream: int) -> int:
@@ -83,7 +79,7 @@ class CudaStreams:
         """A CuPy event behind the stream's work."""
         with self._cupy.cuda.Device(device.index):
             event = self._cupy.cuda.Event(disable_timing=True)
-            self._runtime.eventRecord(event.ptr, stream)
+            self.runtime.eventRecord(event.ptr, stream)
         return event
 
     def record_all(self, device: Device) -> Any:
@@ -99,7 +95,7 @@ class CudaStreams:
     def wait_event(self, event: Any, device: Device, stream: int) -> None:
         """The stream waits, the host does not."""
         with self._cupy.cuda.Device(device.index):
-            self._runtime.streamWaitEvent(stream, event.ptr)
+            self.runtime.streamWaitEvent(stream, event.ptr)
 
     def synchronize_event(self, event: Any) -> None:
         """The host waits."""
@@ -212,8 +208,18 @@ def relaxed_capture(capturing: bool) -> Iterator[None]:
 
 
 def default_upstream() -> Upstream:
-    """CuPy's current allocator."""
-    return CupyUpstream()
+    """CuPy's current allocator.
+
+    Raises:
+        BackendUnavailable: no CuPy, no driver or no device.
+    """
+    upstream = CupyUpstream()
+    runtime = upstream.runtime
+    try:
+        runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:  # cudaErrorInsufficientDriver, cudaErrorNoDevice, ...
+        raise BackendUnavailable(f"memory on a CUDA device needs a CUDA driver and device: {error}") from error
+    return upstream
 
 
 def adapt(given: Any) -> Upstream | None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp4rt.cuda.memory import CupyUpstream, borrowed_stream
+from fp4rt.cuda.memory import borrowed_stream, default_upstream
 from fp4rt.device import Device
 from fp4rt.errors import BackendUnavailable
 
@@ -42,7 +42,7 @@ def test_b40_without_a_driver_the_cause_is_told_by_our_error(monkeypatch: pytest
     def no_driver() -> int:
         raise CUDARuntimeError("cudaErrorInsufficientDriver")
 
-    runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=CUDARuntimeError)
+    runtime = SimpleNamespace(getDeviceCount=no_driver, CUDARuntimeError=CUDARuntimeError, streamIsCapturing=None)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     with pytest.raises(BackendUnavailable, match="needs a CUDA driver and device: cudaErrorInsufficientDriver"):
-        CupyUpstream()
+        default_upstream()
