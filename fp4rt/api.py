@@ -221,8 +221,8 @@ def matmul(
     target = None
     if out is not None:
         target = check_array_out("matmul", out, first, (m, n), name, None if type(out) is alike else stream)
-        read = left[:3] if isinstance(left, QuantizedViews) else (left,)
-        check_apart("matmul", (target,), (*read, *right[:3], factor, addend))
+        read = left if isinstance(left, QuantizedViews) else (left,)
+        check_apart("matmul", (target,), (*read, *right, factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
     interop.hold_foreign(stream, left, right, factor, addend, target)
     return out if out is not None else result
@@ -266,8 +266,9 @@ def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
     """The tensor that a prepacked weight was made from: every byte of its blocks; padding comes back as zeros."""
     views = weight.views(stream)
     stream = interop.stream_handle(stream, views.data)
-    result = _backend(views.data).unpack(views, stream)
-    interop.hold_foreign(stream, views)
+    restored = interop.view(weight.restored, "weight.restored", stream)
+    result = _backend(views.data).unpack(views, restored, stream)
+    interop.hold_foreign(stream, views, restored)
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -74,10 +75,11 @@ def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedV
 
 def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float:
     """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
+    if type(value) is float and value != 0:  # 0.0 and -0.0 would be remembered as one
+        return _remembered_fp32(value)
     if not hasattr(value, "__dlpack__") and isinstance(value, numbers.Real):  # the second question is the dearer one
         try:
-            with np.errstate(over="ignore"):
-                return float(np.float32(value))
+            return _as_fp32(value)
         except OverflowError:  # an integer beyond even fp64
             return math.inf if cast(Any, value) > 0 else -math.inf
     view = interop.view(value, name, stream)
@@ -88,6 +90,14 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
     if view.device != beside.device:
         interop.same_device(beside, view)
     return view
+
+
+def _as_fp32(value: Any) -> float:
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+_remembered_fp32 = lru_cache(maxsize=1024)(_as_fp32)  # keeping NumPy's warning away costs as much as a view
 
 
 def check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float | None:
@@ -171,10 +181,11 @@ def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
     check_apart(function, (views.scales,), (views.global_scale,))
 
 
-def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[ArrayView | float | None]) -> None:
+def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[Any]) -> None:
     """That what is written shares no byte with what is read: kernels read in another order than they write.
 
-    An array counts from its first byte to its last, gaps between its rows included.
+    An array counts from its first byte to its last, gaps between its rows included; sources that are no views are
+    passed over.
     """
     for source in sources:
         if type(source) is ArrayView:

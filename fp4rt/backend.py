@@ -51,10 +51,9 @@ class QuantizedViews(NamedTuple):
 
 
 class PrepackedViews(NamedTuple):
-    """A PrepackedWeight of the version that this library reads, seen through array views."""
+    """What products read of a PrepackedWeight, of the version that this library reads, seen through array views."""
 
     data: ArrayView  # uint8, the tiles
-    restored: ArrayView  # uint8 (count, 16)
     global_scale: ArrayView  # fp32, one element
     shape: tuple[int, int]  # (n, k)
     layout: ScaleLayout
@@ -134,5 +133,5 @@ class Backend(Protocol):
     def prepack(self, b: QuantizedViews, stream: int) -> PrepackedWeight:
         """One-time repack of a weight (n, k)."""
 
-    def unpack(self, weight: PrepackedViews, stream: int) -> QuantizedTensor:
-        """The tensor that ``weight`` was made from, padding zero."""
+    def unpack(self, weight: PrepackedViews, restored: ArrayView, stream: int) -> QuantizedTensor:
+        """The tensor that ``weight`` was made from, padding zero. ``restored``: its records, uint8 (count, 16)."""

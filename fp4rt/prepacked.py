@@ -151,24 +151,23 @@ class PrepackedWeight:
         return k_groups * row_tiles * tile + int(self.restored.shape[0]) * RECORD_BYTES + 4
 
     def views(self, stream: Any = None) -> PrepackedViews:
-        """The arrays as backends take them; the same object again as long as nothing about them has changed.
+        """The arrays as products take them; the same object again as long as nothing about them has changed.
 
         Raises:
             LayoutError: the weight is of another version.
         """
         known = self._views
-        if known is not None and interop.unchanged(known[:3], stream):
+        if known is not None and interop.unchanged(known[:2], stream):
             return known
         check_version(self)
         views = PrepackedViews(
             interop.view(self.data, "b", stream),
-            interop.view(self.restored, "b.restored", stream),
             interop.view(self.global_scale, "b.global_scale", stream),
             self.shape,
             get_layout(self.layout),
             self.padded_n,
         )
-        _set(self, "_views", views if interop.lasting(views[:3]) else None)
+        _set(self, "_views", views if interop.lasting(views[:2]) else None)
         return views
 
     def unpack(self, *, stream: Any = None) -> QuantizedTensor:

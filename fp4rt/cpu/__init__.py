@@ -118,10 +118,10 @@ def prepack(b: QuantizedViews, stream: int = 0) -> PrepackedWeight:
     )
 
 
-def unpack(weight: PrepackedViews, stream: int = 0) -> QuantizedTensor:
+def unpack(weight: PrepackedViews, restored: ArrayView, stream: int = 0) -> QuantizedTensor:
     """See :class:`fp4rt.backend.Backend`."""
     n, k = weight.shape
-    data, row_major = prepacked.unpack(weight.data.bits(), weight.restored.bits(), n, k, weight.padded_n)
+    data, row_major = prepacked.unpack(weight.data.bits(), restored.bits(), n, k, weight.padded_n)
     scale, layout = weight.global_scale, weight.layout
     return _tensor(data, layout.pack(row_major), scalar(scale), (n, k), layout, weight.padded_n, scale.library)
 

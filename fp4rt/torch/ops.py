@@ -20,7 +20,15 @@ __all__ = ["dequantize", "global_scale", "linear", "linear_prepacked", "matmul",
 
 _library = torch.library.Library("fp4rt", "DEF")
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
-_DEVICES = (torch._C.DispatchKey.CPU, torch._C.DispatchKey.CUDA)
+
+# Dispatch keys of plain tensors on one device, as numbers: nothing is between autograd and the device.
+_PLAIN = frozenset(
+    (torch._C.DispatchKeySet(device) | torch._C.DispatchKeySet(autograd)).raw_repr()
+    for device, autograd in (
+        (torch._C.DispatchKey.CPU, torch._C.DispatchKey.AutogradCPU),
+        (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.AutogradCUDA),
+    )
+)
 
 
 def _operator(schema: str) -> Any:
@@ -62,7 +70,7 @@ def _autograd_kernel(operator: Any, function: Any) -> Any:
     def kernel(keyset: Any, *args: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
             return WithoutGradient.apply(keyset, *args)
-        if (keyset & _BELOW_AUTOGRAD).highestPriorityTypeId() in _DEVICES:
+        if keyset.raw_repr() in _PLAIN:
             return function(*args)
         return below(keyset, args)
 
@@ -87,18 +95,6 @@ def _empty_quantized(
     )
 
 
-def _quantized(
-    x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
-) -> QuantizedTensor:
-    """x (m, n) quantized into torch's memory."""
-    shape = check_matrix_shape(x.shape, "quantize needs x")
-    padded_n = check_padded_n("quantize", shape, padded_n)
-    layout = get_layout(layout).name
-    out = QuantizedTensor.trusted(*_empty_quantized(x, shape[1], layout, padded_n), shape, layout, padded_n)
-    out.remember_checked_out(out.views())  # fresh and dense: there is nothing to check
-    return api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
-
-
 def _tensor(
     data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str
 ) -> QuantizedTensor:
@@ -111,8 +107,14 @@ def quantize(
     x: torch.Tensor, global_scale: torch.Tensor | None, layout: str, padded_n: int | None
 ) -> tuple[torch.Tensor, ...]:
     """(data, scales, global_scale) of x (m, n)."""
-    q = _quantized(x, global_scale, layout, padded_n)
-    return q.data, q.scales, q.global_scale
+    shape = check_matrix_shape(x.shape, "quantize needs x")
+    padded_n = check_padded_n("quantize", shape, padded_n)
+    layout = get_layout(layout).name
+    data, scales, scale = _empty_quantized(x, shape[1], layout, padded_n)
+    out = QuantizedTensor.trusted(data, scales, scale, shape, layout, padded_n)
+    out.remember_checked_out(out.views())  # fresh and dense: there is nothing to check
+    api.quantize(x, global_scale, layout=layout, padded_n=padded_n, out=out)
+    return data, scales, scale
 
 
 @_fake("quantize")
@@ -288,7 +290,7 @@ def _apply_weight(
     input_global_scale: torch.Tensor | None,
     padded_k: int,
 ) -> torch.Tensor:
-    a = _quantized(x, input_global_scale, "128x4", padded_k) if quantize_input else x
+    a: Any = api.quantize(x, input_global_scale, padded_n=padded_k) if quantize_input else x
     out = x.new_empty((x.shape[0], weight.shape[0]))
     api.matmul(a, weight, out_dtype=x.dtype, bias=bias, out=out)
     return out

@@ -23,6 +23,7 @@ from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
     from fp4rt.backend import PrepackedViews, QuantizedViews
+    from fp4rt.interop import ArrayView
     from fp4rt.layout import ScaleLayout
 
 __all__ = ["kernel_specs", "pack_tiles", "prepack", "unpack"]
@@ -79,9 +80,9 @@ def pack_tiles(b: QuantizedViews, to: int, stream: int, counts: int = 0) -> None
     PACK.on(b.data.device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
 
 
-def unpack(weight: PrepackedViews, stream: int) -> QuantizedTensor:
+def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> QuantizedTensor:
     """See :class:`fp4rt.backend.Backend`."""
-    tiles, restored, source_scale, (n, k), layout, padded_n = weight
+    tiles, source_scale, (n, k), layout, padded_n = weight
     device, library, count = tiles.device, tiles.library, restored.shape[0]
     columns = weight.columns
     data = new_memory(data_shape(n, padded_n), "uint8", device, stream, data_tag(n, k, padded_n))
