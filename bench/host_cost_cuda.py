@@ -49,6 +49,11 @@ def host_seconds(function: Callable[[], object]) -> list[float]:
     return seconds
 
 
+def arrays(q: fp4rt.QuantizedTensor) -> tuple[object, object, object]:
+    """What a result's user may ask for: arrays are made then."""
+    return q.data, q.scales, q.global_scale
+
+
 def steady_rows() -> list[Row]:
     rows: list[Row] = []
 
@@ -69,6 +74,7 @@ def steady_rows() -> list[Row]:
     measure("quantize(cupy, 1.0, out=q)", lambda: fp4rt.quantize(x, 1.0, out=q), raw)
     measure("quantize(cupy, out=q)", lambda: fp4rt.quantize(x, out=q), raw)
     measure("quantize(cupy, g)", lambda: fp4rt.quantize(x, g), raw)
+    measure("quantize(cupy, g), its arrays too", lambda: arrays(fp4rt.quantize(x, g)), raw)
     y = cupy.empty((64, 1024), cupy.float16)
     measure("dequantize(cupy, out=y)", lambda: fp4rt.dequantize(q, "float16", out=y), raw)
     try:
@@ -79,6 +85,7 @@ def steady_rows() -> list[Row]:
     g_torch = torch.ones(1, device="cuda")
     double = measure("torch x * 2", lambda: x_torch * 2)
     measure("quantize(torch, g)", lambda: fp4rt.quantize(x_torch, g_torch), double)
+    measure("quantize(torch, g), its arrays too", lambda: arrays(fp4rt.quantize(x_torch, g_torch)), double)
     q_torch = fp4rt.quantize(x_torch, g_torch)
     measure("quantize(torch, g, out=q)", lambda: fp4rt.quantize(x_torch, g_torch, out=q_torch), double)
     measure("quantize(torch)", lambda: fp4rt.quantize(x_torch), double)

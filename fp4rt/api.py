@@ -93,9 +93,8 @@ def quantize(
     if out is not None:
         order = None if type(getattr(out, "data", None)) is alike else stream
         target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, order)
-        check_apart("quantize", target[:3], (source,))
-        if isinstance(scale, interop.ArrayView):  # out's own global scale may be given: it stays as it is
-            check_apart("quantize", target[:2], (scale,))
+        own = isinstance(scale, interop.ArrayView) and scale.pointer == target.global_scale.pointer
+        check_apart("quantize", target[:3], (source, None if own else scale))  # out's own scale stays as it is
     backend = _backend(source)
     result = backend.quantize(source, scale, known, padded_n, target, stream)
     interop.hold_foreign(stream, source, scale, target)

@@ -187,11 +187,11 @@ def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[A
     An array counts from its first byte to its last, gaps between its rows included; sources that are no views are
     passed over.
     """
+    written = [target.span for target in targets]
     for source in sources:
         if type(source) is ArrayView:
             first, end = source.span
-            for target in targets:
-                start, stop = target.span
+            for start, stop in written:
                 if start < end and first < stop:
                     raise ShapeError(
                         f"{function} needs out in memory of its own, got one that overlaps {source.name}; pass another"

@@ -67,6 +67,30 @@ def test_a_backward_pass_through_an_operator_says_that_there_is_none(device: str
     assert not scales.requires_grad
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_watches_or_traces_torch_sees_the_operators(device: str, grad: bool) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    x = matrix(4, 64, device)
+    with torch.set_grad_enabled(grad):
+        with Watch():
+            data, _, _ = ft.quantize(x)
+        assert seen[0] == "fp4rt.quantize.default"
+        traced = make_fx(lambda x: ft.quantize(x)[0])(x)
+        assert torch.ops.fp4rt.quantize.default in [node.target for node in traced.graph.nodes]
+        assert torch.equal(traced(x), data)
+        batches = torch.stack([x, 2 * x])
+        assert torch.equal(torch.vmap(lambda x: ft.quantize(x)[0])(batches)[1], ft.quantize(2 * x)[0])
+
+
 @pytest.mark.parametrize("name", ["quantize", "dequantize", "relayout", "global_scale", "matmul", "linear"])
 def test_torchs_own_operator_check_passes(device: str, name: str) -> None:
     x, w = matrix(5, 48, device), matrix(32, 48, device, seed=1)

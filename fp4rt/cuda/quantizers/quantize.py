@@ -114,17 +114,18 @@ def _choose_aligned(
 
 
 @lru_cache(maxsize=4096)
-def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch, ArgumentStruct]:
-    launch = choose_quantize(LAYOUTS[layout], *problem)
+def _prepared(
+    device: int, layout: str, padded_n: int, shape: tuple[int, int], strides: tuple[int, int], *problem: Any
+) -> tuple[Kernel, Launch, ArgumentStruct]:
+    launch = choose_quantize(LAYOUTS[layout], padded_n, *shape, *strides, *problem)
     arguments = ALIGNED_ARGUMENTS if launch.spec.entry == "quantize" else ANY_ARGUMENTS
     return launch.spec.on(device), launch, arguments
 
 
 def _write(x: ArrayView, layout: ScaleLayout, padded_n: int, to: QuantizedViews, scale: Scale, stream: int) -> None:
     """Queue everything."""
-    m, n = x.shape
     data, scales, kept = to.data.pointer, to.scales.pointer, to.global_scale.pointer
-    if m == 0:
+    if x.shape[0] == 0:
         _without_rows(scale, kept, x, stream)
         return
     address, value = 0, 0.0
@@ -136,11 +137,12 @@ def _write(x: ArrayView, layout: ScaleLayout, padded_n: int, to: QuantizedViews,
     else:
         address = scale.pointer
     backwards = scale is None  # amax has just read x from its start to its end
+    pointer = x.pointer
+    misaligned = pointer % 16, data % 16, scales % 16
     kernel, launch, arguments = _prepared(
-        *(x.device.index, layout.name, padded_n, m, n, *x.strides, x.pointer % 16, data % 16, scales % 16),
-        *(x.dtype, backwards),
+        x.device.index, layout.name, padded_n, x.shape, x.strides, *misaligned, x.dtype, backwards
     )
-    values = (x.pointer, data, scales, address, kept, *launch.constants, value)
+    values = (pointer, data, scales, address, kept, *launch.constants, value)
     kernel.launch_struct(launch.grid, launch.threads, arguments, values, stream)
 
 
