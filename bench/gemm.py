@@ -4,9 +4,8 @@
 
 ``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
 time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
-8192 x 8192 x 8192 product; both are measured first. cuBLAS runs before and after each case, as its clocks change with
-the load, and the ratio takes the median of both. L2 is emptied before every call; what a call needs beside its kernel
-(NVFP4 activations to fp16, say) is part of its time.
+8192 x 8192 x 8192 product; both are measured first. A case and cuBLAS run in turns, as clocks change with the load. L2
+is emptied before every call; what a call needs beside its kernel (NVFP4 activations to fp16, say) is part of its time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 
 import fp4rt
-from bench.device_time import device_times, read_bandwidth
+from bench.device_time import device_times, in_turns, read_bandwidth
 from bench.rows import Row, print_row, timing, write_rows
 from fp4rt.cuda.gemm.hopper_choice import choose_hopper
 from fp4rt.cuda.kernel import device_attribute, device_target
@@ -32,7 +31,8 @@ FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
 UNPACKED_TOKENS = (1, 8, 16, 64)
 CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
-_ENOUGH_SECONDS = 0.03  # of the product itself: the clocks settle
+ROUNDS = 5
+TURN_SECONDS = 0.01  # of the product itself
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
         list(pool.map(lambda spec: spec.compile(target.name), specs))
 
 
-def times_of(function: Callable[[], object]) -> list[float]:
-    """Seconds of each call: 20 to 200 of them, together long enough for the clocks to settle."""
-    once = statistics.median(device_times(function, 5))
-    return device_times(function, int(min(200, max(20, _ENOUGH_SECONDS / once))))
+def both_times(product: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
+    """Seconds of each call of both, in turns of some milliseconds."""
+    once = statistics.median(device_times(product, 5))
+    return in_turns(product, twin, rounds=ROUNDS, repeats=int(min(40, max(4, TURN_SECONDS / once))))
 
 
 def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[Row]:
@@ -126,9 +126,7 @@ def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds
     limit = 0.2 if kind.a_type == "nvfp4" else 0.01  # NVFP4 activations differ from the bf16 ones of the twin
     if not error < limit:
         raise SystemExit(f"{kind.name} {m} x {n} x {k} is wrong: {error} from cuBLAS's product; nothing to measure")
-    reference = times_of(twin)
-    seconds = times_of(product)
-    reference += times_of(twin)
+    seconds, reference = both_times(product, twin)
     microseconds, spread = timing(seconds)
     explanation = fp4rt.explain(a, weight)
     return Row(

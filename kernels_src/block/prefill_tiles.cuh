@@ -2,49 +2,93 @@
 //
 // RASTER_TOKENS token tiles are swept together over all row blocks, so that tiles under way at the same time share both
 // their weights and their tokens in L2. The blocks of a cluster take neighbouring row blocks of the same tokens
-// (CLUSTER_ROWS) or parts of k of the same tile (CLUSTER_KS). With k split, all tiles of the first part come before
-// those of the second.
+// (CLUSTER_ROWS) or parts of k of the same tile (CLUSTER_KS).
 //
 //   RASTER_TOKENS = 2, tokens to the right, row blocks down:      0  1 | 8  9
 //                                                                 2  3 | 10 11
 //                                                                 4  5 | 12 13
 //                                                                 6  7 | 14 15
+//
+// The first `whole` tiles go round among the workers (a block, or a cluster). The k of all the others, laid end to end,
+// is cut into equal pieces for the first `sharers` workers, so that all end together. A tile that several workers have
+// pieces of is shared: see block/shared_tiles.cuh.
+//
+//   5 sharers, 3 tiles after the whole ones, of 10 column groups each:
+//     |  tile 0  |  tile 1  |  tile 2  |
+//     | 0   | 1   | 2   | 3   | 4      |     worker 1: groups 6 to 9 of tile 0, then 0 and 1 of tile 1
 #pragma once
 #include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
+
+constexpr u32 NOT_SHARED = ~0u;
 
 struct PrefillTile {
     u32 first_token;
     u32 first_row_tile, row_tiles;  // row_tiles may be 0 in the last cluster
     u32 first_group, last_group;    // column groups of 256
-    u32 split;
+    u32 shared;                     // number among the tiles after the whole ones, or NOT_SHARED
 };
 
 template <u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_ROWS, u32 CLUSTER_KS, u32 RASTER>
 struct PrefillTiles {
-    u32 all_row_tiles, groups, token_tiles, row_clusters, splits, count;
+    u32 all_row_tiles, groups, token_tiles, row_clusters, whole;
+    u32 worker, workers, sharers;
+    u64 shared_groups;  // of all tiles after the whole ones
+    u32 own_whole, pieces;  // of this worker; pieces include the whole tiles
 
-    __device__ __forceinline__ explicit PrefillTiles(const GemmArguments& args)
+    __device__ __forceinline__ PrefillTiles(const GemmArguments& args, u32 whole_tiles, u32 all_sharers)
         : all_row_tiles((u32)((args.n + TILE_ROWS - 1) / TILE_ROWS)),
           groups((args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
           token_tiles((u32)((args.m + BLOCK_TOKENS - 1) / BLOCK_TOKENS)),
           row_clusters((all_row_tiles + BLOCK_TILES * CLUSTER_ROWS - 1) / (BLOCK_TILES * CLUSTER_ROWS)),
-          splits(args.splits),
-          count(token_tiles * row_clusters * splits) {}
+          whole(whole_tiles),
+          worker(blockIdx.x / (CLUSTER_ROWS * CLUSTER_KS)),
+          workers(gridDim.x / (CLUSTER_ROWS * CLUSTER_KS)),
+          sharers(all_sharers),
+          shared_groups((u64)(token_tiles * row_clusters - whole_tiles) * groups),
+          own_whole(whole_tiles > worker ? (whole_tiles - worker - 1) / workers + 1 : 0),
+          pieces(own_whole) {
+        if (worker < sharers) {
+            pieces += (u32)((first_of(worker + 1) - 1) / groups) - first_tile_of(worker) + 1;
+        }
+    }
 
-    __device__ __forceinline__ PrefillTile at(u32 item, u32 rank) const {
-        const u32 split = item / (token_tiles * row_clusters);
-        const u32 in_split = item - split * token_tiles * row_clusters;
-        const u32 sweep = in_split / (RASTER * row_clusters);
-        const u32 in_sweep = in_split - sweep * RASTER * row_clusters;
+    // Where a sharer's piece of the groups laid end to end begins; there are at least as many groups as sharers.
+    __device__ __forceinline__ u64 first_of(u32 of_worker) const { return shared_groups * of_worker / sharers; }
+
+    // The tile in which it begins.
+    __device__ __forceinline__ u32 first_tile_of(u32 of_worker) const { return (u32)(first_of(of_worker) / groups); }
+
+    // Whose piece holds a group: the last sharer that begins at it or before.
+    __device__ __forceinline__ u32 worker_of(u64 group) const {
+        return (u32)(((group + 1) * sharers - 1) / shared_groups);
+    }
+
+    __device__ __forceinline__ PrefillTile at(u32 piece, u32 rank) const {
+        if (piece < own_whole) {
+            const u32 part = CLUSTER_KS > 1 ? rank : 0;
+            return tile(worker + piece * workers, rank, groups * part / CLUSTER_KS, groups * (part + 1) / CLUSTER_KS,
+                        NOT_SHARED);
+        }
+        const u64 begin = first_of(worker), end = first_of(worker + 1);
+        const u32 number = (u32)(begin / groups) + piece - own_whole;
+        const u64 tile_begin = (u64)number * groups;
+        const u32 first = begin > tile_begin ? (u32)(begin - tile_begin) : 0;
+        const u32 last = end < tile_begin + groups ? (u32)(end - tile_begin) : groups;
+        return tile(whole + number, rank, first, last, last - first == groups ? NOT_SHARED : number);
+    }
+
+  private:
+    __device__ __forceinline__ PrefillTile tile(u32 item, u32 rank, u32 first_group, u32 last_group, u32 shared) const {
+        const u32 sweep = item / (RASTER * row_clusters);
+        const u32 in_sweep = item - sweep * RASTER * row_clusters;
         const u32 width = min(RASTER, token_tiles - sweep * RASTER);
         const u32 first_row_tile = (in_sweep / width * CLUSTER_ROWS + (CLUSTER_ROWS > 1 ? rank : 0)) * BLOCK_TILES;
-        const u32 part = split * CLUSTER_KS + (CLUSTER_KS > 1 ? rank : 0), parts = splits * CLUSTER_KS;
         return {(sweep * RASTER + in_sweep % width) * BLOCK_TOKENS,
                 first_row_tile,
                 first_row_tile < all_row_tiles ? min(BLOCK_TILES, all_row_tiles - first_row_tile) : 0,
-                groups * part / parts,
-                groups * (part + 1) / parts,
-                split};
+                first_group,
+                last_group,
+                shared};
     }
 };

@@ -7,4 +7,9 @@ struct PrepackedGemmArguments {
     TensorMap activations;  // (m, k) fp16 or bf16; tiles of 64 columns, 128 bytes, swizzled by 128 bytes
     GemmArguments gemm;     // `b` are the tiles; `a` and the fields of layouts are unused
     u32 dependent;          // not 0: launched while the kernel that writes the activations runs
+    // gemm_prefill.cu alone: block/prefill_tiles.cuh, block/shared_tiles.cuh
+    u32 whole_tiles;        // that one worker has alone
+    float* shared_sums;
+    u32* arrivals;          // 0 before the launch
+    u32 sharers;            // workers that share the other tiles; 0 where there are none
 };

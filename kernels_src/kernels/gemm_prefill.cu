@@ -3,28 +3,27 @@
 //
 // A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps chunks of activations on
 // their way, one the weights; two consumer warpgroups decode weights to registers, the row operand of wgmma, each for
-// half of the rows, one chunk of 64 columns ahead of the products. Results leave through shared memory by bulk stores.
+// half of the rows, one chunk of 64 columns ahead of the products.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
 // (K_CLUSTER = 2).
 //
 //   shared memory   [ACTIVATION_STAGES][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
-//                   [2][2][OUT_TOKENS][144]   barriers
+//                   [2][2][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
 // ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where things lie in shared
-// memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT.
+// memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
-#include "block/result_writer.cuh"
 #include "block/ring.cuh"
+#include "block/shared_tiles.cuh"
+#include "block/transposed_results.cuh"
 #include "layout/prepacked.cuh"
 #include "mma/prepacked_fragments.cuh"
 #include "mma/warpgroup_product.cuh"
 #include "ptx/blocks.cuh"
-#include "ptx/pair_convert.cuh"
 #include "ptx/shared_memory.cuh"
-#include "ptx/store_matrix.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "gemm_prefill.cu is built for sm_90a"
@@ -40,10 +39,11 @@ constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
 constexpr u32 ACTIVATION_BYTES = TOKENS * CHUNK_COLUMNS * 2;
 constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
-constexpr u32 OUT_PITCH = 64 * 2 + 16;  // 64 rows of two bytes; the 16 keep the banks apart
-constexpr u32 OUT_BYTES = OUT_TOKENS * OUT_PITCH;
-constexpr u32 OUT_BARRIER = 1;  // and the next one, for the second warpgroup
+constexpr u32 GROUP_BARRIER = 1;  // and the next one, for the second warpgroup
 constexpr u32 NO_STAGE = ~0u;
+
+using Results = TransposedResults<4, OUT_TOKENS>;
+using Shared = SharedTiles<CONSUMER_GROUPS, CLUSTER_BLOCKS, ROW_BLOCKS * SUMS>;
 
 struct PrefillRings {
     RingBarriers<ACTIVATION_STAGES> activations;
@@ -60,8 +60,8 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
     const PrefillRings rings(base);
     RingPlace<ACTIVATION_STAGES> place{0, 1};
     wait_for_prerequisites();
-    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
-        const PrefillTile tile = tiles.at(item, rank);
+    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+        const PrefillTile tile = tiles.at(piece, rank);
         for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
             const u32 barrier = rings.activations.full(place.stage);
             const u32 own = CLUSTER > 1 ? rank * PART : 0;
@@ -84,8 +84,8 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
                                              u32 rank) {
     const PrefillRings rings(base);
     RingPlace<WEIGHT_STAGES> place{0, 1};
-    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
-        const PrefillTile tile = tiles.at(item, rank);
+    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+        const PrefillTile tile = tiles.at(piece, rank);
         const u32 bytes = tile.row_tiles * TILE_BYTES;
         for (u32 group = tile.first_group; group < tile.last_group; ++group) {
             const u32 barrier = rings.weights.full(place.stage);
@@ -100,25 +100,6 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
     }
 }
 
-// A 64-row block's sums of OUT_TOKENS tokens to shared memory, transposed on the way: tokens down, rows across.
-// `to` is where the lane's row of the first four 8x8 matrices goes; in (tokens, rows) they are (0-7, 0-7), (0-7, 8-15),
-// (8-15, 0-7), (8-15, 8-15).
-template <u32 (*NARROW)(float, float)>
-__device__ __forceinline__ void stage_results(const ResultWriter& writer, const float* sums, u32 to, float bias,
-                                              float bias_high) {
-#pragma unroll
-    for (u32 q = 0; q < OUT_TOKENS / 8; q += 2) {
-        u32 pairs[4];
-#pragma unroll
-        for (u32 i = 0; i < 4; ++i) {
-            const float* const two = sums + 4 * q + 2 * i;
-            const float shift = i % 2 ? bias_high : bias;
-            pairs[i] = NARROW(finished(writer, two[0], shift), finished(writer, two[1], shift));
-        }
-        store_matrix_x4_transposed(to + q * 8 * OUT_PITCH, pairs[0], pairs[1], pairs[2], pairs[3]);
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
 #if CLUSTER * K_CLUSTER > 1
 __cluster_dims__(CLUSTER * K_CLUSTER, 1, 1)
@@ -129,7 +110,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     const PrefillRings rings(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
-    const Tiles tiles(args.gemm);
+    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
 
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&args.activations);
@@ -174,10 +155,12 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     RingPlace<ACTIVATION_STAGES> activation_place{0, 0};
     RingPlace<WEIGHT_STAGES> weight_place{0, 0};
     u32 fragments[2][ROW_BLOCKS][16];
+    const u32 barrier = GROUP_BARRIER + group;
     u32 out_half = 0;
+    const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
 
-    for (u32 item = blockIdx.x / CLUSTER_BLOCKS; item < tiles.count; item += gridDim.x / CLUSTER_BLOCKS) {
-        const PrefillTile tile = tiles.at(item, rank);
+    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+        const PrefillTile tile = tiles.at(piece, rank);
         float sums[ROW_BLOCKS][SUMS];
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -202,10 +185,6 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                         decode_fragment<Weights>(words.word[j], low, high, j, fragments[c % 2][b] + 4 * j);
                     }
                 }
-                if (c + 1 == GROUP_CHUNKS) {
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.weights.empty(weight_place.stage));
-                }
                 mbarrier_wait(rings.activations.full(activation_place.stage), activation_place.parity);
                 const u32 chunk_tokens = tokens + activation_place.stage * (ACTIVATION_BYTES >> 4);
                 wgmma_fence();
@@ -218,6 +197,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                     }
                 }
                 wgmma_commit();
+                if (c + 1 == GROUP_CHUNKS) {  // the products have taken what was loaded: the loads are over
+                    __syncwarp();
+                    if (lane == 0) mbarrier_arrive(rings.weights.empty(weight_place.stage));
+                }
                 wgmma_wait<1>();
                 if (read_stage != NO_STAGE) release_activations(read_stage);
                 read_stage = activation_place.stage;
@@ -252,46 +235,36 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
         }
-        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, tile.split);
-        const bool by_copy = !writer.wide && args.gemm.n % 8 == 0 && (u64)writer.out % 16 == 0;
+        if constexpr (K_CLUSTER == 1) {
+            if (tile.shared != NOT_SHARED && !shared.add(tiles, tile.shared, sums[0])) continue;
+        }
+        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, 0);
+        const bool transposed = leaves_transposed(args.gemm);
+        const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-            const u32 block_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
-            const u32 row = block_row + group_warp * TILE_ROWS + g;
-            if (!by_copy) {  // fp32, and rows that the copy engine cannot store
+            const u32 first_row = (tile.first_row_tile + (group * ROW_BLOCKS + b) * 4) * TILE_ROWS;
+            const u32 row = first_row + group_warp * TILE_ROWS + g;
+            if (first_row >= end_row) break;
+            if (!transposed) {
                 if (own_tile(b) < tile.row_tiles) {
                     write_sums<TOKENS / 8>(args.gemm, writer, sums[b], tile.first_token + 2 * t, row);
                 }
                 continue;
             }
             const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
-            const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
-            const u32 rows = end_row > block_row ? min(end_row - block_row, 64u) : 0;
             apply_first<SUMS>(writer, sums[b]);
 #pragma unroll
-            for (u32 pass = 0; pass < TOKENS / OUT_TOKENS; ++pass) {
-                const u32 out = base + OUT_AT + (group * 2 + out_half) * OUT_BYTES;
+            for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
+                // A half is written anew two passes on, when all have met since they read it.
+                const Results results{base + OUT_AT + (group * 2 + out_half) * Results::BYTES};
                 out_half ^= 1;
-                bulk_store_wait_read<1>();  // what left this half two passes ago
-                named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
-                const u32 to = out + (lane / 16 * 8 + lane % 8) * OUT_PITCH + (group_warp * 2 + lane / 8 % 2) * 16;
-                const float* const part = sums[b] + pass * (OUT_TOKENS / 2);
-                if (writer.half) {
-                    stage_results<f16x2_from_floats>(writer, part, to, bias, bias_high);
-                } else {
-                    stage_results<bf16x2_from_floats>(writer, part, to, bias, bias_high);
-                }
-                fence_shared_for_copies();
-                named_barrier_sync(OUT_BARRIER + group, GROUP_THREADS);
-                const u32 token = tile.first_token + pass * OUT_TOKENS + group_thread;
-                if (group_thread < OUT_TOKENS && token < writer.m && rows != 0) {
-                    u8* const to_rows = writer.out + (token * writer.n + block_row) * 2;
-                    bulk_store(to_rows, out + group_thread * OUT_PITCH, rows * 2);
-                }
-                bulk_store_commit();
+                results.stage(writer, sums[b] + token / 2, group_warp, lane, bias, bias_high);
+                named_barrier_sync(barrier, GROUP_THREADS);
+                results.template store<GROUP_THREADS>(args.gemm, tile.first_token + token, first_row, end_row,
+                                                      group_thread);
             }
         }
     }
-    bulk_store_wait_read<0>();
     if constexpr (CLUSTER > 1) cluster_sync();
 }

@@ -13,10 +13,10 @@
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
 // K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS,
-// and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+// and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT, OUT_AT.
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
-#include "block/result_writer.cuh"
+#include "block/transposed_results.cuh"
 #include "mma/prepacked_fragments.cuh"
 #include "mma/warpgroup_product.cuh"
 #include "ptx/shared_memory.cuh"
@@ -36,6 +36,9 @@ constexpr u32 SUMS = TOKENS / 2;  // a lane's sums of one 64-row block
 constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
 constexpr u32 REDUCTION_BARRIER = 1;
 constexpr u32 NO_STAGE = ~0u;
+
+constexpr u32 OUT_TOKENS = TOKEN_TILES % 2 ? 8 : 16;
+using Results = TransposedResults<1, OUT_TOKENS>;
 
 extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)
 #if K_CLUSTER > 1
@@ -93,6 +96,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
         if (lane == 0) mbarrier_arrive(stages.barriers.empty(stage));
     };
 
+    const Results results{base + OUT_AT + warp * Results::BYTES};
     RingPlace<STAGES> place{0, 0};
     u32 fragments[2][ROW_BLOCKS][4 * FRAGMENTS];
     for (PrepackedWalk walk(args.gemm); !walk.done(); walk.next_item()) {
@@ -173,10 +177,24 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
             }
         }
         const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, work.split);
+        const bool transposed = leaves_transposed(args.gemm);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
             if (own_tile(b) >= work.tiles) break;
-            write_sums<TOKEN_TILES>(args.gemm, writer, sums[b], 2 * t, (work.first_tile + own_tile(b)) * TILE_ROWS + g);
+            const u32 row = (work.first_tile + own_tile(b)) * TILE_ROWS;
+            if (!transposed) {
+                write_sums<TOKEN_TILES>(args.gemm, writer, sums[b], 2 * t, row + g);
+                continue;
+            }
+            const float bias = bias_or_nothing(args.gemm, row + g), bias_high = bias_or_nothing(args.gemm, row + g + 8);
+            apply_first<SUMS>(writer, sums[b]);
+#pragma unroll
+            for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
+                __syncwarp();  // what left before is read
+                results.stage(writer, sums[b] + token / 2, 0, lane, bias, bias_high);
+                __syncwarp();
+                results.template store<32>(args.gemm, token, row, (u32)args.gemm.n, lane);
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
-// Copies by the copy engine between global and shared memory (cp.async.bulk and its tensor form, sm_90).
+// Copies by the copy engine from global to shared memory (cp.async.bulk and its tensor form, sm_90).
 // On entry: addresses and sizes are multiples of 16 bytes, a tensor tile's destination of 128 (1024 where it is
-// swizzled by 128 bytes). Loads complete on an mbarrier; stores in groups of the issuing thread.
+// swizzled by 128 bytes). Loads complete on an mbarrier.
 // Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk, cp.async.bulk.tensor".
 #pragma once
 #include "num/integers.cuh"
@@ -42,22 +42,4 @@ __device__ __forceinline__ void tensor_load_multicast(u32 to, const TensorMap* m
 
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
-__device__ __forceinline__ void bulk_store(void* to, u32 from, u32 bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
-                 : "memory");
-}
-
-__device__ __forceinline__ void bulk_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-
-// Wait until at most PENDING of this thread's groups have still to read shared memory.
-template <int PENDING>
-__device__ __forceinline__ void bulk_store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-
-// Makes ordinary stores to shared memory visible to the copy engine; each storing thread, before the barrier.
-__device__ __forceinline__ void fence_shared_for_copies() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

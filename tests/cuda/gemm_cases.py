@@ -30,12 +30,17 @@ def cupy():
     return cupy
 
 
-def ways():
-    """Every (kernel, form of b) that can run here."""
+def has_hopper():
+    """Whether the Hopper kernels run here."""
     from fp4rt.cuda.gemm.problem import device_measures
 
     measures = device_measures(0)
-    return EVERYWHERE + (HOPPER if measures.arch == 90 and measures.specific else ())
+    return measures.arch == 90 and measures.specific
+
+
+def ways():
+    """Every (kernel, form of b) that can run here."""
+    return EVERYWHERE + (HOPPER if has_hopper() else ())
 
 
 def takes(kernel, m, a=None):

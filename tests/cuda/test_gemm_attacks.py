@@ -165,6 +165,45 @@ def test_the_same_bits_a_thousand_times_beside_a_busy_stream(rng):
             assert int(differing) == 0, f"{kind} m={m} {kernel} {form}: {int(differing)} elements differed"
 
 
+def test_shared_tiles_and_fast_stages_give_the_same_bits_every_time(rng):
+    """Narrow tiles pass their stages on fastest; sums of several workers are added in one order."""
+    from fp4rt.cuda.gemm.hopper import PrefillTile
+    from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
+    from fp4rt.cuda.gemm.selection import Choice
+
+    if not cases.has_hopper():
+        pytest.skip("the prefill kernel needs sm_90a")
+    xp = cases.cupy()
+    noise, quiet = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
+    big = xp.ones((1 << 24,), np.float32)
+    for tile, m, n, k in (
+        (PrefillTile(64, 2, 16, 8, 3, 8), 512, 4096, 4096),
+        (PrefillTile(64, 2, 16, 8, 3, 8), 128, 8192, 28672),
+        (PrefillTile(128, 1, 8, 8, 3, 4), 600, 8192, 4096),
+        (PrefillTile(256, 1, 8, 4, 2, 4, cluster=2), 512, 8192, 4096),
+    ):
+        a, b = cases.halves(rng, m, k, "bfloat16"), cases.quantized(rng, n, k)
+        left, weight = fp4rt.interop.view(a.given), Weight(b.packed.views())
+        plan = make_plan(left, weight, problem_of(left, weight), Choice("prefill", tile, 1, "as given", False, ""))
+        assert plan.sharers > 0
+        out, differing = xp.empty((m, n), np.uint16), xp.zeros((), np.int64)
+        xp.cuda.Device().synchronize()
+        launch(plan, left, weight, "bfloat16", None, None, out.data.ptr, quiet.ptr)
+        quiet.synchronize()
+        first = out.copy()
+        xp.cuda.Device().synchronize()
+        for repeat in range(REPEATS // 2):
+            if repeat % 4 == 0:
+                with noise:
+                    big *= np.float32(1.0)
+            launch(plan, left, weight, "bfloat16", None, None, out.data.ptr, quiet.ptr)
+            with quiet:
+                differing += (out != first).sum()
+        quiet.synchronize()
+        noise.synchronize()
+        assert int(differing) == 0, f"{tile} m={m}: {int(differing)} elements differed"
+
+
 def test_explain_names_kernel_tile_workspace_and_reason(rng):
     b = cases.quantized(rng, 256, 512)
     for m in (1, 300):

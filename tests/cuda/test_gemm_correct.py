@@ -211,3 +211,34 @@ def test_every_portable_tile_on_one_product(rng):
                         plan = make_plan(left, weight, problem, choice)
                         launch(plan, left, weight, "float32", None, None, out.data.ptr, 0)
                         cases.assert_close(f"{kind} m={m} {form} {tile} x{splits}", out, true, bound, "float32")
+
+
+def test_every_form_of_a_prefill_tile_on_one_product(rng):
+    """Selection takes few of them: all tokens in one tile or in many, tiles shared by two and by many workers."""
+    from fp4rt.cuda.gemm.hopper import PrefillTile
+    from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
+    from fp4rt.cuda.gemm.selection import Choice
+
+    if not cases.has_hopper():
+        pytest.skip("the prefill kernel needs sm_90a")
+    forms = [(tokens, blocks, cluster, 1) for tokens in (16, 64, 112, 128) for blocks in (1, 2) for cluster in (1, 2)]
+    forms += [(tokens, 1, cluster, 1) for tokens in (192, 240, 256) for cluster in (1, 2)]
+    forms += [(tokens, 1, 1, 2) for tokens in (64, 192, 256)]
+    for n, k in ((2056, 4112), (515, 304)):  # the second is not stored transposed
+        b = cases.quantized(rng, n, k)
+        weight = Weight(b.packed.views())
+        for kind, m in (("bfloat16", 700), ("nvfp4", 131), ("float16", 20)):
+            a = cases.activations(rng, m, k, kind)
+            left = a.given.views() if kind == "nvfp4" else fp4rt.interop.view(a.given)
+            true, bound = cases.expected(a, b)
+            problem = problem_of(left, weight)
+            for tokens, blocks, cluster, k_cluster in forms:
+                tile = PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
+                if tile.max_splits(k) == 0:
+                    continue
+                choice = Choice("prefill", tile, 1, "fp16" if kind == "nvfp4" else "as given", False, "")
+                for out_dtype in ("float16", "float32"):
+                    out = cases.cupy().full((m, n), np.nan, out_dtype)
+                    plan = make_plan(left, weight, problem, choice)
+                    launch(plan, left, weight, out_dtype, None, None, out.data.ptr, 0)
+                    cases.assert_close(f"{kind} m={m} n={n} {tile} {out_dtype}", out, true, bound, out_dtype)

@@ -87,8 +87,8 @@ def test_what_a_kernel_cannot_do_is_refused():
         DecodeTile(1, 4, 1, 2, row_warps=2, k_warps=8, warp_tiles=2)
     with pytest.raises(ShapeError, match="double buffer"):
         SmallTile(8, 4, 1, 3, row_groups=1, k_groups=4, row_blocks=1, fragments=4)
-    with pytest.raises(ShapeError, match="in passes of out_tokens"):
-        PrefillTile(96, 1, 8, 4, 2, 8)
+    with pytest.raises(ShapeError, match="tokens in pairs of 8"):
+        PrefillTile(72, 1, 8, 4, 2, 8)
     with pytest.raises(ShapeError, match="wanted at least 4 stages"):
         PrefillTile(128, 2, 16, 3, 2, 8, k_cluster=2)
     with pytest.raises(ShapeError, match="bytes of shared memory, sm_90 has"):
@@ -105,6 +105,38 @@ def test_tiles_worth_measuring_begin_with_the_choice_and_can_all_run():
         assert all(takes(t, m) and t.plan.nbytes <= MAX_SHARED_BYTES and t.max_splits(5120) >= 1 for t in tiles)
 
 
+def test_the_last_tiles_are_shared_where_that_saves_time():
+    tile = PrefillTile(256, 1, 8, 4, 2, 4)
+    few = tile.sharing(512, 28672, 8192, H200)  # 448 tiles: 3 rounds, and 52 tiles for 132 workers
+    assert (few.whole_tiles, few.sharers) == (396, 132)
+    assert 3.4 < few.rounds < 3.6
+    assert few.sums_bytes == 2 * 132 * 128 * 256 * 4
+    assert few.arrivals_bytes == 52 * 2 * 2 * 4
+    halves = tile.sharing(768, 8192, 8192, H200)  # 60 tiles remain: each in two halves costs less than in three parts
+    assert (halves.whole_tiles, halves.sharers) == (132, 120)
+    nearly_all = tile.sharing(1024, 8192, 8192, H200)  # 124 tiles remain: nothing to gain
+    assert nearly_all.sharers == 0
+    assert nearly_all.whole_tiles == 256
+    assert tile.grid(1024, 8192, 8192, 1, H200) == H200
+    assert tile.grid(256, 128 * H200, 8192, 1, H200) == H200
+    assert PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2).sharing(600, 8192, 8192, H200).sharers == 0
+
+
+def test_tiles_are_not_shared_in_more_pieces_than_there_are_column_groups():
+    for k in (16, 256, 512, 4096):
+        for m, n in ((1, 16), (256, 128), (512, 4096), (4096, 151936)):
+            sharing = PrefillTile(64, 1, 8, 8, 3, 4).sharing(m, n, k, H200)
+            assert sharing.sharers <= (PrefillTile(64, 1, 8, 8, 3, 4).tiles(m, n) - sharing.whole_tiles) * ceil_div(
+                k, 256
+            )
+
+
+def test_tokens_are_divided_evenly_among_tiles():
+    assert choose_hopper(600, 8192, 8192, H200)[0].tokens == 208
+    assert choose_hopper(300, 8192, 8192, H200)[0].tokens == 160
+    assert choose_hopper(2048, 8192, 8192, H200)[0].tokens == 256
+
+
 def test_places_in_shared_memory_do_not_overlap():
     tile = SmallTile(8, 14, 1, 3, row_groups=2, k_groups=2, row_blocks=1, fragments=2)
     macros = tile.plan.macros
@@ -113,4 +145,5 @@ def test_places_in_shared_memory_do_not_overlap():
     assert macros["STAGE_BYTES"] == macros["ACTIVATIONS_AT"] + 4 * 64 * 128
     assert macros["BARRIERS_AT"] >= 3 * macros["STAGE_BYTES"]
     assert macros["REDUCTION_AT"] >= macros["BARRIERS_AT"] + 2 * 3 * 8
-    assert tile.plan.nbytes == macros["REDUCTION_AT"] + 2 * ceil_div(64, 8) * 4 * 512
+    assert macros["OUT_AT"] == macros["REDUCTION_AT"] + 2 * ceil_div(64, 8) * 4 * 512
+    assert tile.plan.nbytes == macros["OUT_AT"] + 16 * 16 * 32  # of each of 16 warps: 16 tokens of 16 rows

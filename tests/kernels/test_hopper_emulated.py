@@ -28,8 +28,8 @@ PAIRS_OF_TILES = DecodeTile(2, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)
 ONE_GROUP = SmallTile(2, 3, 1, 2, row_groups=1, k_groups=1, row_blocks=1, fragments=2)
 TWO_K_GROUPS = SmallTile(3, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=1)
 TALL = SmallTile(2, 8, 1, 2, row_groups=1, k_groups=1, row_blocks=2, fragments=4)
-WIDE = PrefillTile(32, 1, 8, 3, 2, 2, out_tokens=16)
-TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1, out_tokens=48)
+WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
+TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
 # (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
 CASES = (
     (WARPS, "bfloat16", 5, 70, 600, "float32", 1, 2, False),
@@ -39,10 +39,18 @@ CASES = (
     (ONE_GROUP, "bfloat16", 11, 50, 336, "float32", 1, 2, False),
     (TWO_K_GROUPS, "float16", 24, 100, 528, "bfloat16", 2, 3, False),
     (TALL, "bfloat16", 16, 130, 272, "float16", 1, 2, True),
-    (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves by bulk stores
-    (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that those cannot store
-    (WIDE, "bfloat16", 1, 129, 800, "float32", 2, 4, False),
+    (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves transposed
+    (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that cannot
+    (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, False),
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
+)
+# The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
+SHARED_CASES = (
+    ((WIDE, "bfloat16", 40, 152, 1200, "bfloat16", 1, 3, False), (3, 3)),  # one tile among all three
+    ((WIDE, "float16", 40, 152, 1200, "float32", 1, 3, False), (0, 3)),  # none whole, tiles among one and two
+    ((WIDE, "bfloat16", 33, 136, 1200, "bfloat16", 1, 3, False), (2, 2)),  # two sharers of three, a tile each
+    ((WIDE, "bfloat16", 33, 136, 1200, "float32", 1, 20, False), (0, 20)),  # a column group each
+    ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 1, 4, False), (0, 4)),  # two in two halves
 )
 
 
@@ -74,7 +82,7 @@ def aligned(array):
     return copy
 
 
-def multiply(build, case, bias=None, change=None):
+def multiply(build, case, bias=None, change=None, shared=None):
     """(result, values of a, of b) with alpha 0.5."""
     tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
@@ -93,8 +101,12 @@ def multiply(build, case, bias=None, change=None):
         *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), splits, 0.5),
     )
     box_rows = ctypes.c_uint32(tile.box[0])
+    whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
+    sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box[0], 4), 0xFF, np.uint8))  # NaN
+    arrivals = np.zeros((64, 2, 2), np.uint32)
     library.run(
-        blocks, tile.threads, args, ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent
+        *(blocks, tile.threads, args, ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
+        *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
     )
     a = reference.widen(a_bits, a_type).astype(np.float64)
     if splits > 1:
@@ -125,6 +137,11 @@ def name_of(case):
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_element_lies_within_the_derived_bound(build, case):
     assert_within_bound(*multiply(build, case), case[5])
+
+
+@pytest.mark.parametrize(("case", "shared"), SHARED_CASES, ids=lambda value: str(value)[-16:])
+def test_tiles_shared_among_workers_are_whole_again(build, case, shared):
+    assert_within_bound(*multiply(build, case, shared=shared), case[5])
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7]], ids=name_of)

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import ShapeError
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
-__all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTile", "SmallTile"]
+__all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTile", "SmallTile", "TileSharing"]
 
 ARCHS = frozenset({90})
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
@@ -27,8 +27,15 @@ _SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begin
 _TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 _GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
 _WARPGROUP_THREADS = 128
+_CONSUMER_GROUPS = 2  # warpgroups of prefill, each with half of the rows
 _CHUNK_FRAGMENTS = 4  # of 16 columns
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
+_TILE_OUT_BYTES = TILE_ROWS * 2  # of one token's results of a row tile
+# Measured on an H200, in cycles of a multiprocessor
+_DECODING_CYCLES = 206  # of 64 rows' weights of a chunk, where nothing hides it
+_SHARING_CYCLES = 5000  # clearing the counters, meeting at them
+_LEAST_GAIN = 0.1  # tiles are shared where that saves a tenth of a round
+_SHARED_BYTES_A_CYCLE = 11.4  # of sums that a multiprocessor hands to others, while all do
 
 
 def _divides(what: str, whole: int, part: int) -> None:
@@ -194,7 +201,10 @@ class SmallTile(_StageTile):
     def plan(self) -> _SharedPlan:
         """Shared memory."""
         sums = self.row_groups * self.row_blocks * self.token_tiles
-        return self._plan((self.k_groups * self.k_cluster - 1) * sums * 4 * _SUMS_TILE_BYTES)
+        plan = self._plan((self.k_groups * self.k_cluster - 1) * sums * 4 * _SUMS_TILE_BYTES)
+        out_tokens = 8 if self.token_tiles % 2 else 16
+        plan.add("OUT_AT", 4 * self.row_groups * self.k_groups * out_tokens * _TILE_OUT_BYTES)
+        return plan
 
     @property
     def threads(self) -> int:
@@ -226,6 +236,16 @@ class SmallTile(_StageTile):
         return _spec(self, a_type)
 
 
+class TileSharing(NamedTuple):
+    """How workers (a block, or a cluster) divide the tiles of a large product: ``block/prefill_tiles.cuh``."""
+
+    whole_tiles: int  # that one worker has alone
+    sharers: int  # workers that share the others; 0 where there are none
+    sums_bytes: int  # of the sums that they hand to each other
+    arrivals_bytes: int  # of the counters, 0 before the launch
+    rounds: float  # that all workers take, in tiles; estimated
+
+
 @dataclass(frozen=True)
 class PrefillTile:
     """``gemm_prefill.cu``: many tokens, wgmma, persistent.
@@ -239,7 +259,6 @@ class PrefillTile:
         raster_tokens: token tiles swept together.
         cluster: blocks of a cluster that share their activations: 1 or 2.
         k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
-        out_tokens: tokens of a block of 64 rows that leave together, a multiple of 16 that divides tokens.
     """
 
     tokens: int
@@ -249,7 +268,6 @@ class PrefillTile:
     weight_stages: int
     raster_tokens: int
     cluster: int = 1
-    out_tokens: int = 64
     k_cluster: int = 1
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
@@ -257,8 +275,7 @@ class PrefillTile:
     threads: ClassVar[int] = 3 * _WARPGROUP_THREADS
 
     def __post_init__(self) -> None:
-        _divides("prefill, tokens in passes of out_tokens", self.tokens, self.out_tokens)
-        _divides("prefill, out_tokens in pairs of 8", self.out_tokens, 16)
+        _divides("prefill, tokens in pairs of 8", self.tokens, 16)
         if self.k_cluster > 1 and self.activation_stages < 2 * self.row_blocks:
             raise ShapeError(
                 f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} stages, "
@@ -270,14 +287,20 @@ class PrefillTile:
         """Tokens and columns that one copy of activations brings."""
         return self.tokens // self.cluster, CHUNK_COLUMNS
 
+    @property
+    def out_tokens(self) -> int:
+        """Tokens whose results leave together."""
+        return next(tokens for tokens in (64, 48, 32, 16) if self.tokens % tokens == 0)
+
     @cached_property
     def plan(self) -> _SharedPlan:
         """Shared memory."""
         plan = _SharedPlan()
         plan.add("_ACTIVATIONS_AT", self.activation_stages * self.tokens * _TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
-        plan.add("OUT_AT", 4 * self.out_tokens * (64 * 2 + 16))
+        plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * _TILE_OUT_BYTES, 128)
         plan.add("BARRIERS_AT", 2 * (self.activation_stages + self.weight_stages) * _BARRIER_BYTES)
+        plan.add("ARRIVALS_AT", _CONSUMER_GROUPS * 4, 4)
         return plan
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
@@ -301,16 +324,52 @@ class PrefillTile:
         return _spec(self, a_type)
 
     def max_splits(self, k: int) -> int:
-        """Parts into which k can be cut; 0 where it is too short even for one cluster."""
-        return ceil_div(k, TILE_COLUMNS) // self.k_cluster
+        """1; 0 where k is too short for a cluster: workers share k themselves, see :meth:`sharing`."""
+        return min(1, ceil_div(k, TILE_COLUMNS) // self.k_cluster)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a product, or tiles of clusters that share activations."""
+        return ceil_div(m, self.tokens) * ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
+
+    @property
+    def group_cycles(self) -> float:
+        """Of a multiprocessor, for one column group: products hide the decoding, the better the longer they take."""
+        products = _CHUNK_FRAGMENTS * self.tokens / 2
+        block = float((products**4 + _DECODING_CYCLES**4) ** 0.25)
+        return _CONSUMER_GROUPS * self.row_blocks * _GROUP_CHUNKS * block
+
+    def sharing(self, m: int, n: int, k: int, multiprocessors: int) -> TileSharing:
+        """How the last tiles, too few for all workers, are shared among them; alone, where that is no slower."""
+        count, workers = self.tiles(m, n), multiprocessors // self.cluster
+        rest, groups = count % workers, ceil_div(k, TILE_COLUMNS)
+        alone = TileSharing(count, 0, 0, 0, ceil_div(count, workers))
+        if self.k_cluster > 1 or rest == 0:
+            return alone
+        sums_bytes = _CONSUMER_GROUPS * self.row_blocks * 64 * self.tokens * 4
+        tile_cycles = groups * self.group_cycles
+
+        def rounds(sharers: int) -> float:
+            pieces = sharers if sharers % rest == 0 else sharers + rest
+            handing = pieces * self.cluster * sums_bytes / (_SHARED_BYTES_A_CYCLE * multiprocessors)
+            return rest / sharers + (handing + _SHARING_CYCLES) / tile_cycles
+
+        most = min(workers, rest * groups)
+        sharers = min((most // rest * rest, most), key=rounds)
+        if rounds(sharers) > 1 - _LEAST_GAIN:
+            return alone
+        blocks = sharers * self.cluster
+        arrivals = rest * self.cluster * _CONSUMER_GROUPS * 2 * 4
+        return TileSharing(
+            count - rest, sharers, 2 * blocks * sums_bytes, arrivals, (count - rest) // workers + rounds(sharers)
+        )
 
     def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
         """Blocks to launch."""
-        row_clusters = ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
-        clusters = ceil_div(m, self.tokens) * row_clusters * splits
+        count, workers = self.tiles(m, n), multiprocessors // self.cluster
         if self.k_cluster > 1:  # a block of such a cluster has one tile
-            return clusters * self.k_cluster
-        return min(clusters, multiprocessors // self.cluster) * self.cluster
+            return count * self.k_cluster
+        shared = self.sharing(m, n, k, multiprocessors).sharers > 0
+        return (workers if shared else min(count, workers)) * self.cluster
 
 
 HopperTile = DecodeTile | SmallTile | PrefillTile

@@ -1,7 +1,8 @@
 """The Hopper kernels' tile for a product: measured where it was measured, estimated elsewhere.
 
-An estimate counts cycles of one multiprocessor: ``max(reading weights, products + decoding)`` a chunk of 64 columns,
-times chunks, times waves of blocks. Products and decoding add up, because both need the registers' bandwidth.
+An estimate counts cycles of one multiprocessor: ``max(reading, computing)`` a chunk of 64 columns, times chunks, times
+rounds of blocks. In small tiles products and decoding add up, because both need the registers' bandwidth; in prefill
+tiles the products hide the decoding.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ DECODE_TOKENS = 16
 SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
+_MOST_TOKENS = 256  # of a prefill tile
+_ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
+_RASTER = 4  # prefill tiles' token tiles swept together: the fewest bytes into L2 while 132 blocks work
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
 _DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slower
@@ -32,7 +36,8 @@ _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
 _MOST_BYTES = 40.0  # and while few do
 _DECODE_CYCLES = 93  # a warp decodes one row tile's chunk, loads and descriptors included
 _LAUNCH_CYCLES = 8000
-_TILE_CYCLES = 3000  # first loads and results of a prefill tile
+_TILE_CYCLES = 5000  # first loads and results of a prefill tile
+_SMALL_TILE_CYCLES = 3000  # and of a small one
 _MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
 
 
@@ -58,15 +63,10 @@ def choose_hopper(
 
 
 def _narrowed(tile: HopperTile, m: int) -> HopperTile:
-    """A tile of all tokens, cut down to the tokens there are."""
+    """A tile of all tokens, cut down to the tokens there are; of some, so that all tiles have as many."""
     if not isinstance(tile, PrefillTile):
         return replace(tile, token_tiles=min(tile.token_tiles, ceil_div(m, 8)))
-    tokens = min(tile.tokens, round_up(m, _PREFILL_TOKENS))
-    return replace(tile, tokens=tokens, out_tokens=_out_tokens(tokens))
-
-
-def _out_tokens(tokens: int) -> int:
-    return next(t for t in (64, 48, 32, 16) if tokens % t == 0)
+    return replace(tile, tokens=round_up(ceil_div(m, ceil_div(m, tile.tokens)), _PREFILL_TOKENS))
 
 
 @lru_cache(maxsize=4096)
@@ -101,16 +101,28 @@ def worth_measuring(m: int, n: int, k: int, multiprocessors: int, most: int = 12
 def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
     """Cycles of a small or prefill tile for a product."""
     assert not isinstance(tile, DecodeTile)
-    tokens = tile.tokens if isinstance(tile, PrefillTile) else tile.max_tokens
-    row_blocks = ceil_div(tile.row_tiles, 4)  # of 64
-    tiles = ceil_div(m, tokens) * ceil_div(ceil_div(n, TILE_ROWS), tile.row_tiles)
-    blocks = tiles * tile.k_cluster
-    busy = min(blocks, multiprocessors)
     chunks = ceil_div(k, CHUNK_COLUMNS) / tile.k_cluster
-    reading = tile.row_tiles * _CHUNK_BYTES / min(_MOST_BYTES, _FAIR_BYTES * multiprocessors / busy)
-    working = row_blocks * (tokens * 4 / 2 + _DECODE_CYCLES)
-    overhead = _TILE_CYCLES + (_MEETING_CYCLES if tile.k_cluster > 1 else 0)
-    return _LAUNCH_CYCLES + ceil_div(blocks, multiprocessors) * (chunks * max(reading, working) + overhead)
+    meeting = _MEETING_CYCLES if tile.k_cluster > 1 else 0
+    if isinstance(tile, PrefillTile):
+        blocks = tile.tiles(m, n) * tile.cluster * tile.k_cluster
+        weights = tile.row_tiles * _CHUNK_BYTES
+        activations = tile.tokens * CHUNK_COLUMNS * 2 / tile.cluster
+        working = tile.group_cycles / (TILE_COLUMNS // CHUNK_COLUMNS)
+        reading = max(weights / _fair_bytes(blocks, multiprocessors), (weights + activations) / _MOST_BYTES)
+        rounds = tile.sharing(m, n, k, multiprocessors).rounds
+        if tile.k_cluster > 1:
+            rounds = ceil_div(blocks, multiprocessors)
+        return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
+    blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.row_tiles) * tile.k_cluster
+    reading = tile.row_tiles * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
+    working = ceil_div(tile.row_tiles, 4) * (tile.max_tokens * 2 + _DECODE_CYCLES)
+    rounds = ceil_div(blocks, multiprocessors)
+    return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _SMALL_TILE_CYCLES + meeting)
+
+
+def _fair_bytes(blocks: int, multiprocessors: int) -> float:
+    """That a block reads from memory in a cycle."""
+    return min(_MOST_BYTES, _FAIR_BYTES * multiprocessors / min(blocks, multiprocessors))
 
 
 def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
@@ -163,16 +175,17 @@ def _small(tokens: int, row_tiles: int, stages: int, *division: int, k_cluster: 
     return tile if tile.plan.nbytes <= MAX_SHARED_BYTES else None
 
 
-def _prefill_tiles(m: int) -> list[HopperTile]:
-    widths = {t for t in (64, 96, 128, 192, 256) if t <= max(64, m)} | {min(256, round_up(m, _PREFILL_TOKENS))}
-    found: list[HopperTile] = []
-    for tokens in widths:
-        out_tokens = _out_tokens(tokens)
+def _prefill_tiles(m: int) -> list[PrefillTile]:
+    """Tiles that share out the tokens evenly, each with as many stages as are of use and fit."""
+    fewest = ceil_div(m, _MOST_TOKENS)
+    counts = {fewest, fewest + 1, fewest + 2, *(ceil_div(m, tokens) for tokens in (64, 96, 128, 192))}
+    found: list[PrefillTile] = []
+    for tokens in sorted({round_up(ceil_div(m, count), _PREFILL_TOKENS) for count in counts}):
+        stages = min(8, _ACTIVATION_BYTES // (tokens * CHUNK_COLUMNS * 2))
         for k_cluster in (1, 2):
-            depth = (8, 3) if tokens <= 128 else (4, 2)
-            found.append(PrefillTile(tokens, 1, 8, *depth, 8, out_tokens=out_tokens, k_cluster=k_cluster))
-            if tokens <= 128:
-                found.append(PrefillTile(tokens, 2, 16, 6, 2, 8, out_tokens=out_tokens, k_cluster=k_cluster))
+            found.append(PrefillTile(tokens, 1, 8, stages, 3 if tokens <= 128 else 2, _RASTER, k_cluster=k_cluster))
+        if tokens <= 128:
+            found.append(PrefillTile(tokens, 2, 16, 6, 2, _RASTER))
     return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 

@@ -9,13 +9,14 @@ __all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS"]
 ANY_M = 2**63
 MEASURED_MULTIPROCESSORS = 132
 # Tiles that win for several sizes; one or two per cent are given away so that there are few to compile.
-_ALL_ROWS = PrefillTile(256, 1, 8, 4, 2, 8)
-_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 8, cluster=2)
-_NARROW = PrefillTile(128, 1, 8, 6, 3, 8)
-_NARROW_HALVES = PrefillTile(128, 1, 8, 6, 3, 8, k_cluster=2)
-_NARROW_TALL = PrefillTile(128, 2, 16, 6, 2, 8)
-_MIDDLE = PrefillTile(192, 1, 8, 4, 2, 8)
-_MIDDLE_HALVES = PrefillTile(192, 1, 8, 4, 2, 8, k_cluster=2)
+_WIDE = PrefillTile(256, 1, 8, 4, 2, 4)
+_WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2)
+_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 4, cluster=2)
+_MIDDLE = PrefillTile(192, 1, 8, 5, 2, 4)
+_MIDDLE_HALVES = PrefillTile(192, 1, 8, 5, 2, 4, k_cluster=2)
+_NARROW = PrefillTile(128, 1, 8, 6, 3, 4)
+_NARROW_HALVES = PrefillTile(128, 1, 8, 6, 3, 4, k_cluster=2)
+_NARROW_TALL = PrefillTile(128, 2, 16, 6, 2, 4)
 
 MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (28672, 8192): (
@@ -25,9 +26,9 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (64, SmallTile(8, 14, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=4)),
         (128, _NARROW_TALL),
         (192, _MIDDLE),
-        (384, _NARROW_TALL),
-        (512, _NARROW),
-        (1024, _ALL_ROWS),
+        (256, _WIDE),
+        (384, _MIDDLE),
+        (2048, _WIDE),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 28672): (
@@ -38,9 +39,9 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (128, _NARROW_HALVES),
         (192, _MIDDLE_HALVES),
-        (256, PrefillTile(256, 1, 8, 4, 2, 8, k_cluster=2)),
+        (256, _WIDE_HALVES),
         (384, _MIDDLE),
-        (2048, _ALL_ROWS),
+        (2048, _WIDE),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 8192): (
@@ -51,9 +52,10 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (128, _NARROW_HALVES),
         (192, _MIDDLE_HALVES),
-        (256, _NARROW),
+        (256, _WIDE_HALVES),
         (384, _MIDDLE),
-        (ANY_M, _ALL_ROWS),
+        (2048, _WIDE),
+        (ANY_M, _SHARED_TOKENS),
     ),
     (4096, 4096): (
         (8, DecodeTile(1, 2, 2, 8, row_warps=2, k_warps=4, warp_tiles=1)),
@@ -61,9 +63,11 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (32, DecodeTile(4, 2, 2, 5, row_warps=2, k_warps=4, warp_tiles=1)),
         (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
         (96, SmallTile(12, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
+        (128, SmallTile(16, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
+        (192, PrefillTile(96, 1, 8, 8, 3, 4, k_cluster=2)),
         (256, _NARROW_HALVES),
         (384, _MIDDLE_HALVES),
         (512, _NARROW),
-        (ANY_M, _ALL_ROWS),
+        (ANY_M, _WIDE),
     ),
 }

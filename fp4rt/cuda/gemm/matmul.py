@@ -22,7 +22,7 @@ from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
 from fp4rt.cuda.gemm.tensor_map import encode_activations
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
-from fp4rt.cuda.results import new_memory, result
+from fp4rt.cuda.results import clear_bytes, new_memory, result
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.layout import ceil_div
@@ -56,6 +56,8 @@ class Plan:
     constants: tuple[int, ...]  # of GemmArguments: from ``a_row_stride`` to ``b_layout``
     tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
     dependent: bool  # the kernel ahead writes the activations
+    whole_tiles: int  # TileSharing of a prefill tile
+    sharers: int
 
 
 def matmul(
@@ -160,6 +162,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         a_strides, dtype = (ceil_div(k, BLOCK) * BLOCK * 2, 2), "float16"
     hopper = choice.kernel in HOPPER_KERNELS
     tile: Any = choice.tile
+    sharing = choice.sharing(problem)
     return Plan(
         problem,
         choice,
@@ -172,6 +175,8 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
         (dtype, m, k, a_strides[0], tile.box) if hopper else None,
         hopper and as_fp16 and not choice.repack,
+        sharing.whole_tiles if sharing is not None else 0,
+        sharing.sharers if sharing is not None else 0,
     )
 
 
@@ -202,6 +207,10 @@ def launch(
     """The passes and the product. Temporary memory lives until the end of this function, then in stream order."""
     choice, device = plan.choice, weight.tiles.device
     space = {name: new_memory((size,), "uint8", device, stream) for name, size in plan.workspace.items()}
+    shared_sums = arrivals = 0
+    if plan.sharers:  # cleared first: what is launched as a dependent must follow a kernel
+        shared_sums, arrivals = space["shared sums"].pointer, space["arrivals"].pointer
+        clear_bytes(arrivals, plan.workspace["arrivals"], device, stream)
     if isinstance(a, QuantizedViews):
         a_pointer, a_scales, a_global = a.data.pointer, a.scales.pointer, a.global_scale.pointer
     else:
@@ -232,7 +241,8 @@ def launch(
     else:
         described = encode_activations(a_pointer, *plan.tensor_map)
         begin = launch_dependent if plan.dependent else Kernel.launch_struct
-        begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, plan.dependent), stream)
+        own = plan.dependent, plan.whole_tiles, shared_sums, arrivals, plan.sharers
+        begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, *own), stream)
     if plan.finish is not None:
         plan.finish.launch_struct(plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fp4rt.cuda.gemm import hopper_choice
+from fp4rt.cuda.gemm.hopper import PrefillTile, TileSharing
 from fp4rt.cuda.gemm.portable_choice import choose_portable
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.format import BLOCK
@@ -57,6 +58,12 @@ class Choice:
     repack: bool
     why: str
 
+    def sharing(self, problem: Problem) -> TileSharing | None:
+        """How workers divide the tiles; None where the kernel knows no such thing."""
+        if not isinstance(self.tile, PrefillTile):
+            return None
+        return self.tile.sharing(problem.m, problem.n, problem.k, problem.device.multiprocessors)
+
     def workspace(self, problem: Problem) -> dict[str, int]:
         """Bytes of temporary device memory by purpose."""
         found = {}
@@ -65,6 +72,9 @@ class Choice:
         if self.repack:
             groups, tiles, tile_bytes = tiles_shape(problem.n, problem.k)
             found["weights"] = groups * tiles * tile_bytes
+        sharing = self.sharing(problem)
+        if sharing is not None and sharing.sharers:
+            found["shared sums"], found["arrivals"] = sharing.sums_bytes, sharing.arrivals_bytes
         if self.splits > 1:
             found["partial sums"] = self.splits * problem.m * problem.n * 4
         return found

@@ -16,8 +16,14 @@ extern "C" void allow_reads(const void* first, u64 bytes) {
 }
 
 extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
-                    u32 dependent) {
-    const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64}, *gemm, dependent};
+                    u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers) {
+    const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64},
+                                         *gemm,
+                                         dependent,
+                                         whole_tiles,
+                                         shared_sums,
+                                         arrivals,
+                                         sharers};
     gridDim.x = blocks;
     for (u32 block = 0; block < blocks; ++block) {
         std::memset(shared_memory, 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know

@@ -41,15 +41,3 @@ inline void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 b
 inline void tensor_load_multicast(u32, const TensorMap*, i32, i32, u32, u16) { emulation::fail("no clusters here"); }
 
 inline void tensor_map_prefetch(const TensorMap*) {}
-
-inline void bulk_store(void* to, u32 from, u32 bytes) {
-    check_bulk(from, to, bytes);
-    std::memcpy(to, shared_memory + from, bytes);
-}
-
-inline void bulk_store_commit() {}
-
-template <int PENDING>
-inline void bulk_store_wait_read() {}
-
-inline void fence_shared_for_copies() {}
