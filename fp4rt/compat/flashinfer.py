@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from fp4rt.compat.experts import silu_and_mul
-from fp4rt.compat.groups import (
+from fp4rt.compat.masked import (
     grouped_gemm_nt_masked,
     scaled_fp4_grouped_quantize,
     silu_and_mul_scaled_nvfp4_experts_quantize,
 )
 from fp4rt.compat.orders import block_scale_interleave, shuffle_matrix_a, shuffle_matrix_sf_a, shuffled_rows
 from fp4rt.compat.products import GEMM_BACKENDS, check_mm, multiply, one
+from fp4rt.compat.sorted import group_gemm_nvfp4_nt_groupwise
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns
 from fp4rt.torch import ops
@@ -31,6 +32,7 @@ __all__ = [
     "block_scale_interleave",
     "e2m1_and_ufp8sf_scale_to_float",
     "fp4_quantize",
+    "group_gemm_nvfp4_nt_groupwise",
     "grouped_gemm_nt_masked",
     "mm_fp4",
     "nvfp4_batched_quantize",

@@ -17,8 +17,8 @@ import torch
 
 from fp4rt.compat import experts
 from fp4rt.compat import flashinfer as _flashinfer
-from fp4rt.compat.groups import cutlass_fp4_moe_mm
 from fp4rt.compat.products import multiply
+from fp4rt.compat.sorted import cutlass_fp4_moe_mm
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
 from fp4rt.torch import ops

@@ -407,6 +407,9 @@ def test_signatures_begin_as_flashinfers() -> None:
         "silu_and_mul_nvfp4_quantize": (
             "input global_scale sf_vec_size is_sf_swizzled_layout is_sf_8x4_layout enable_pdl"
         ),
+        "group_gemm_nvfp4_nt_groupwise": (
+            "a b a_scale b_scale m_indptr alpha tile_m tile_n tile_k swap_ab out out_dtype"
+        ),
         "grouped_gemm_nt_masked": ("lhs rhs out masked_m ab_dtype sf_dtype c_dtype sf_vec_size dst_signals sm_count"),
         "shuffle_matrix_a": "input_tensor epilogue_tile_m",
         "shuffle_matrix_sf_a": "input_tensor epilogue_tile_m num_elts_per_sf",

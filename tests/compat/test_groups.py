@@ -280,6 +280,55 @@ def test_sizes_in_host_memory_give_the_same(device: str) -> None:
     assert torch.equal(sorted_product(on_host, given["x"], a, a_scales, scales), on_device)
 
 
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [(4, 4, 4, 4), (128, 128), (0, 300, 4, 129)], ids=str)
+def test_flashinfers_sorted_groups_equal_themselves_alone(device: str, rows: tuple[int, ...], out_dtype: Any) -> None:
+    groups, n, k = len(rows), 64, 128
+    indptr = counts(0, *itertools.accumulate(rows), device=device)
+    x, w = normal(sum(rows), k, device=device, seed=1), normal(groups, n, k, device=device, seed=2)
+    a, b, b_scales, alphas, alone = [], [], [], [], []
+    a_scales = torch.zeros((sum(rows) + 127 * groups + 127) // 128 * 128, k // 16, dtype=torch.uint8, device=device)
+    for i, (begin, end) in enumerate(itertools.pairwise(indptr.tolist())):
+        gx, gw = torch.full((1,), 300.0, device=device), encode_scales(w[i]).reshape(1)
+        data, scale = flashinfer.nvfp4_quantize(x[begin:end], gx)
+        weight, weight_scale = flashinfer.nvfp4_quantize(w[i], gw)
+        first = (begin + 127 * i) // 128 * 128
+        a_scales[first : first + scale.shape[0]] = scale
+        a.append(data)
+        b.append(weight)
+        b_scales.append(weight_scale)
+        alphas.append(1.0 / (gx * gw))
+        alone.append(flashinfer.mm_fp4(data, weight.T, scale, weight_scale.T, alphas[i], out_dtype))
+    operands = (torch.cat(a), torch.stack(b), a_scales, torch.stack(b_scales), indptr)
+    found = flashinfer.group_gemm_nvfp4_nt_groupwise(*operands, torch.cat(alphas), out_dtype=out_dtype)
+    assert found.dtype == out_dtype
+    assert torch.equal(found, torch.cat(alone))
+    out = torch.empty_like(found)
+    assert flashinfer.group_gemm_nvfp4_nt_groupwise(*operands, torch.cat(alphas), tile_k=256, out=out) is out
+    assert torch.equal(out, found)
+    ones = torch.ones(groups, device=device)
+    plain = flashinfer.group_gemm_nvfp4_nt_groupwise(*operands)
+    assert torch.equal(plain, flashinfer.group_gemm_nvfp4_nt_groupwise(*operands, ones))
+
+
+def test_what_flashinfers_sorted_product_refuses() -> None:
+    a, b = torch.zeros(8, 32, dtype=torch.uint8), torch.zeros(2, 32, 32, dtype=torch.uint8)
+    scales = torch.zeros(384, 4, dtype=torch.uint8), torch.zeros(2, 128, 4, dtype=torch.uint8)
+    indptr, function = counts(0, 4, 8, device="cpu"), flashinfer.group_gemm_nvfp4_nt_groupwise
+    with pytest.raises(RuntimeError, match="do not fit"):
+        function(a, b, *scales, indptr[:2])
+    with pytest.raises(RuntimeError, match="expert 1 has rows 4 ... 9"):
+        function(a, b, *scales, counts(0, 4, 9, device="cpu"))
+    with pytest.raises(RuntimeError, match="expert 0 has rows 4 ... 0"):
+        function(a, b, *scales, counts(4, 0, 8, device="cpu"))
+    with pytest.raises(RuntimeError, match="rows of scales 128 ... 256, but there are 8 and 128"):
+        function(a, b, scales[0][:128], scales[1], indptr)
+    with pytest.raises(ValueError, match=r"out must be \(8, 32\)"):
+        function(a, b, *scales, indptr, out=torch.zeros(8, 31))
+    with pytest.raises(ValueError, match=r"of torch.float16, got .* of torch.bfloat16"):
+        function(a, b, *scales, indptr, out=torch.zeros(8, 32, dtype=torch.bfloat16), out_dtype=torch.float16)
+
+
 @pytest.mark.gpu
 def test_a_capture_needs_the_sizes_in_host_memory() -> None:
     given = layer(20, 2, 3, 64, 96, torch.bfloat16, "cuda")
@@ -289,7 +338,7 @@ def test_a_capture_needs_the_sizes_in_host_memory() -> None:
     on_host = given | {name: given[name].cpu() for name in ("sizes", "offsets", "scale_offsets")}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with pytest.raises(RuntimeError, match="pass them in host memory"):
+        with pytest.raises(RuntimeError, match="pass them in host"):
             sorted_product(given, given["x"], a, a_scales, scales)
         out = sorted_product(on_host, given["x"], a, a_scales, scales)
     graph.replay()
@@ -309,7 +358,9 @@ def test_a_capture_needs_the_sizes_in_host_memory() -> None:
         ({"expert_offsets": lambda t: t[:2]}, "got .* 2 and 3"),
         ({"expert_offsets": lambda t: t + 1}, "expert 2 has rows"),
         ({"sf_offsets": lambda t: t + 163840 * 2 - 256}, "expert 2 has rows .* rows of scales"),
-        ({"problem_sizes": lambda t: t + 32}, "expert 0 has rows"),
+        ({"problem_sizes": lambda t: t + 32}, r"expert 0 has \(n, k\) = \(96, 128\), but b has \(64, 96\)"),
+        ({"b_scales": lambda t: t[:, :64].contiguous()}, r"must be \(rows, 8\) and \(3, 128, 8\), got"),
+        ({"a_scales": lambda t: t[:, :4].contiguous()}, r"must be \(rows, 8\) and \(3, 128, 8\), got"),
         ({"out_tensors": lambda t: t.float()}, "output must be float16 or bfloat16"),
         ({"a_tensors": lambda t: t[:, :32].contiguous()}, "have different k"),
     ],
