@@ -83,7 +83,7 @@ def quantize(
         LayoutError, DeviceError, BackendUnavailable: unknown layout, arrays on two devices, no usable backend.
     """
     source = interop.view(x, "x", stream)
-    alike = type(x) if stream is None else None  # such arrays are on the same current stream: nothing to wait for
+    alike, current = (type(x), source.library) if stream is None else (None, None)  # on one stream: nothing to wait for
     stream = interop.stream_handle(stream, source)  # x decides; the other arrays are ordered before it
     m, n = check_matrix("quantize", source)
     known = get_layout(layout)
@@ -91,7 +91,7 @@ def quantize(
     scale = check_global_scale("quantize", global_scale, source, None if type(global_scale) is alike else stream)
     target = None
     if out is not None:
-        order = None if type(getattr(out, "data", None)) is alike else stream
+        order = None if current and getattr(out, "remembered_library", None) == current else stream
         target = check_quantized_out("quantize", out, source, (m, n), known.name, padded_n, order)
         own = isinstance(scale, interop.ArrayView) and scale.pointer == target.global_scale.pointer
         check_apart("quantize", target[:3], (source, None if own else scale))  # out's own scale stays as it is
@@ -211,9 +211,10 @@ def matmul(
     """
     left, m, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
-    alike = type(first.owner) if stream is None else None  # as in quantize
+    alike, current = (type(first.owner), first.library) if stream is None else (None, None)  # as in quantize
     stream = interop.stream_handle(stream, first)
-    right, n = check_right(b, k, first, None if type(getattr(b, "data", None)) is alike else stream)
+    order = None if current and getattr(b, "remembered_library", None) == current else stream
+    right, n = check_right(b, k, first, order)
     name = check_dtype("matmul", "out_dtype", out_dtype)
     factor = None if alpha is None else check_scalar("matmul", "alpha", alpha, first, stream)
     addend = None if bias is None else check_bias(bias, n, first, None if type(bias) is alike else stream)

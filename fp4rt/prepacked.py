@@ -170,6 +170,12 @@ class PrepackedWeight:
         _set(self, "_views", views if interop.lasting(views[:2]) else None)
         return views
 
+    @property
+    def remembered_library(self) -> str | None:
+        """The library of the arrays that products read, where :meth:`views` has them still; else None."""
+        views = self._views
+        return None if views is None else views.data.library
+
     def unpack(self, *, stream: Any = None) -> QuantizedTensor:
         """The tensor it was made from, byte for byte; padding comes back as zeros."""
         from fp4rt import api  # methods are spellings of the public functions

@@ -183,6 +183,12 @@ class QuantizedTensor:
         _set(self, "_views", views if interop.lasting(views[:3]) else None)
         return views
 
+    @property
+    def remembered_library(self) -> str | None:
+        """The library of all its arrays, where :meth:`views` has them still; else None."""
+        views = self._memory or self._views
+        return None if views is None else views.data.library
+
     def is_checked_out(self, views: QuantizedViews) -> bool:
         """Whether :meth:`remember_checked_out` has been told of these very views."""
         return views is self._checked_out

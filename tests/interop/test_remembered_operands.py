@@ -167,6 +167,20 @@ def test_a_result_is_multiplied_without_its_arrays_and_waited_for_on_another_str
         assert q.data.data_ptr() == views.data.pointer
 
 
+def test_arrays_of_another_library_are_told_the_stream(launches: Launches, producer: Any) -> None:
+    x, g = torch.ones((4, K), dtype=torch.bfloat16), torch.ones(1)
+    scales = producer(np.zeros((4, K // 16), np.uint8), (1, 8, 1), device=(2, 0))
+    mixed = fp4rt.QuantizedTensor.trusted(torch.zeros((4, K // 2)).byte(), scales, torch.ones(1), (4, K), "linear", K)
+    for _ in range(2):
+        fp4rt.quantize(x, g, layout="linear", out=mixed)
+        assert scales.calls[-1]["stream"] == CURRENT_STREAM
+    wide = producer(np.zeros((N, K // 16), np.uint8), (1, 8, 1), device=(2, 0))
+    weight = fp4rt.QuantizedTensor.trusted(torch.zeros((N, K // 2)).byte(), wide, torch.ones(1), (N, K), "linear", K)
+    for _ in range(2):
+        fp4rt.matmul(x, weight, out_dtype="float32", out=torch.empty((4, N)))
+        assert wide.calls[-1]["stream"] == CURRENT_STREAM
+
+
 def test_a_model_moved_to_another_device_runs_there(launches: Launches, monkeypatch: pytest.MonkeyPatch) -> None:
     x, out, weight = torch.ones((4, K), dtype=torch.bfloat16), torch.empty((4, N)), prepacked()
     fp4rt.matmul(x, weight, out_dtype="float32", out=out)
