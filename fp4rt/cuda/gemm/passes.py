@@ -34,18 +34,20 @@ def activation_specs() -> list[KernelSpec]:
 def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
     """code * scale as fp16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
     data = a.data
-    align = alignment_of(data.pointer, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
-    kernel, grid, constants = _prepared(data.device.index, align, a.shape, a.columns, a.layout.index)
+    kernel, grid, constants = _prepared(
+        data.device.index, data.pointer % _ALIGNMENTS[0], a.shape, a.columns, a.layout.index
+    )
     kernel.launch_struct(grid, THREADS, ARGUMENTS, (data.pointer, a.scales.pointer, to, *constants), stream)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(
-    device: int, align: int, shape: tuple[int, int], columns: int, layout: int
+    device: int, misalignment: int, shape: tuple[int, int], columns: int, layout: int
 ) -> tuple[Kernel, Extent, tuple[int, ...]]:
     """Kernel, grid, and the argument struct's members after the pointers."""
     m, k = shape
     blocks = ceil_div(k, BLOCK)
+    align = alignment_of(misalignment, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
     return _spec(align).on(device), (m * ceil_div(blocks, THREADS), 1, 1), (m, blocks, columns, layout)
 
 
