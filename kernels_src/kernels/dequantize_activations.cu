@@ -1,4 +1,4 @@
-// NVFP4 activations to fp16, exactly: code * scale without the global scale, which alpha carries. For products whose
+// NVFP4 activations to bf16, exactly: code * scale without the global scale, which alpha carries. For products whose
 // kernel takes half-precision activations.
 //
 // On entry: m >= 1; `out` rows are 16 * ceil(k / 16) elements, 16-byte aligned. One thread a block of 16.
@@ -15,7 +15,7 @@
 struct DequantizeActivationsArguments {
     const u8* codes;      // (m, 8 * columns) bytes
     const u8* scales;     // in `layout`
-    u16* out;             // (m, 16 * blocks) fp16
+    u16* out;             // (m, 16 * blocks) bf16
     i64 m;
     i32 blocks;           // of 16 columns that hold something
     i32 columns;          // block columns in memory, padding included
@@ -42,15 +42,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const ScaleRows scales(args.scales, args.layout, args.columns);
     const u8* codes = args.codes + (row * args.columns + column) * 8;
     const u32 word[2] = {load_word(codes), load_word(codes + 4)};
-    const u32 scale = both_low(Float16Pairs::scales(load_1(scales.row(row) + scales.group(column / 4) + column % 4)));
+    const u32 scale = both_low(BFloat16Pairs::scales(load_1(scales.row(row) + scales.group(column / 4) + column % 4)));
 
     u8* to = (u8*)(args.out + (row * args.blocks + column) * 16);
 #pragma unroll
     for (u32 i = 0; i < 2; ++i) {
         u32 pair[4], natural[4];
-        Float16Pairs::decode(word[i], pair);
+        BFloat16Pairs::decode(word[i], pair);
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) pair[j] = multiply_f16x2(multiply_f16x2(pair[j], scale), 0x58005800u);  // * 2^7
+        for (u32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(multiply_bf16x2(pair[j], scale), 0x43804380u);  // * 2^8
         paired_to_natural(pair, natural);
         store_16(to + 16 * i, natural);
     }

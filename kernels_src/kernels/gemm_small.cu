@@ -48,7 +48,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     extern __shared__ __align__(1024) u8 shared_memory[];
     const u32 base = shared_address(shared_memory);
     const PrepackedStages stages(base);
-    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
 
     if (threadIdx.x == 0) {
         stages.barriers.init(CONSUMER_WARPS);

@@ -21,6 +21,3 @@ __device__ __forceinline__ void settle(float (&sums)[BLOCKS][COUNT]) {
         for (u32 i = 0; i < COUNT; ++i) wgmma_settle(sums[b][i]);
     }
 }
-
-// A value that is the same in all lanes, said so that it can live in a uniform register: descriptors must.
-__device__ __forceinline__ u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }

@@ -203,10 +203,10 @@ def test_every_portable_tile_on_one_product(rng):
             true, bound = cases.expected(a, b)
             for form, weight in weights.items():
                 problem = problem_of(left, weight)
-                as_fp16 = kind == "nvfp4" and (form == cases.PREPACKED or m > 16)
-                for tile, splits in portable_choice.candidates(problem, "float16" if as_fp16 else kind):
+                as_bf16 = kind == "nvfp4" and (form == cases.PREPACKED or m > 16)
+                for tile, splits in portable_choice.candidates(problem, "bfloat16" if as_bf16 else kind):
                     if splits in (1, 4):
-                        choice = Choice("portable", tile, splits, "fp16" if as_fp16 else "as given", False, "")
+                        choice = Choice("portable", tile, splits, "bf16" if as_bf16 else "as given", False, "")
                         out = cases.cupy().full((m, n), np.nan, np.float32)
                         plan = make_plan(left, weight, problem, choice)
                         launch(plan, left, weight, "float32", None, None, out.data.ptr, 0)
@@ -236,7 +236,7 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
                 tile = PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
                 if tile.max_splits(k) == 0:
                     continue
-                choice = Choice("prefill", tile, 1, "fp16" if kind == "nvfp4" else "as given", False, "")
+                choice = Choice("prefill", tile, 1, "bf16" if kind == "nvfp4" else "as given", False, "")
                 for out_dtype in ("float16", "float32"):
                     out = cases.cupy().full((m, n), np.nan, out_dtype)
                     plan = make_plan(left, weight, problem, choice)

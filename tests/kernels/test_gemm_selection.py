@@ -45,7 +45,7 @@ def test_every_product_gets_a_kernel_that_fits_the_device(device, b_kind):
                 choice = choose(product(device, m, n, k, a_kind, b_kind))
                 assert choice.why
                 if choice.kernel == "portable":
-                    kind = "float16" if choice.activations == "fp16" else a_kind
+                    kind = "bfloat16" if choice.activations == "bf16" else a_kind
                     assert choice.tile.shared_bytes(kind) <= device.shared_bytes
                     assert choice.tile.threads <= 1024
                     assert 1 <= choice.splits <= choice.tile.max_splits(k)
@@ -72,11 +72,11 @@ def test_plain_weights_are_repacked_only_for_many_tokens_on_hopper():
     assert not choose(product(A100, 4096)).repack
 
 
-def test_quantized_activations_become_fp16_except_where_few_meet_plain_weights():
+def test_quantized_activations_become_bf16_except_where_few_meet_plain_weights():
     assert choose(product(m=16, a_kind="nvfp4")).activations == "as given"
-    assert choose(product(m=17, a_kind="nvfp4")).activations == "fp16"
-    assert choose(product(m=1, a_kind="nvfp4", k=4095)).activations == "fp16"  # half a byte is padding
-    assert choose(product(m=1, a_kind="nvfp4", b_kind="prepacked")).activations == "fp16"
+    assert choose(product(m=17, a_kind="nvfp4")).activations == "bf16"
+    assert choose(product(m=1, a_kind="nvfp4", k=4095)).activations == "bf16"  # half a byte is padding
+    assert choose(product(m=1, a_kind="nvfp4", b_kind="prepacked")).activations == "bf16"
     problem = product(A100, m=33, k=50, a_kind="nvfp4")
     assert choose(problem).workspace(problem)["activations"] == 33 * 64 * 2
 

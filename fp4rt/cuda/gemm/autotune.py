@@ -106,7 +106,7 @@ def choices(problem: Problem) -> list[Choice]:
         tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
         wider = (replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:])
         return [first, *wider]
-    a_kind = "float16" if first.activations == "fp16" else problem.a_kind
+    a_kind = "bfloat16" if first.activations == "bf16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
     others = [Choice("portable", tile, splits, first.activations, False, "tried") for tile, splits in ranked]
     return [first] + [c for c in others if (c.tile, c.splits) != (first.tile, first.splits)]

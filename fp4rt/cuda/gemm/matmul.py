@@ -150,7 +150,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
     """A choice with its kernels loaded, for operands of the form of ``a`` and ``weight``."""
     (m, n, k), device = (problem.m, problem.n, problem.k), weight.tiles.device.index
     blocks, threads, spec = _launch_of(problem, choice)
-    as_fp16 = choice.activations == "fp16"
+    as_bf16 = choice.activations == "bf16"
     a_columns, a_layout, a_strides, dtype = 0, 0, (0, 0), problem.a_kind
     if isinstance(a, QuantizedViews):
         a_columns, a_layout = a.columns, a.layout.index
@@ -158,8 +158,8 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         a_strides = byte_strides(a)
         if m == 1:  # the tensor map wants a pitch even for one row
             a_strides = ceil_div(k * 2, 16) * 16, a_strides[1]
-    if as_fp16:
-        a_strides, dtype = (ceil_div(k, BLOCK) * BLOCK * 2, 2), "float16"
+    if as_bf16:
+        a_strides, dtype = (ceil_div(k, BLOCK) * BLOCK * 2, 2), "bfloat16"
     hopper = choice.kernel in HOPPER_KERNELS
     tile: Any = choice.tile
     sharing = choice.sharing(problem)
@@ -174,7 +174,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         (ceil_div(n, FINISH_COLUMNS) * m, 1, 1),
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
         (dtype, m, k, a_strides[0], tile.box) if hopper else None,
-        hopper and as_fp16 and not choice.repack,
+        hopper and as_bf16 and not choice.repack,
         sharing.whole_tiles if sharing is not None else 0,
         sharing.sharers if sharing is not None else 0,
     )
@@ -183,7 +183,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
 def _launch_of(problem: Problem, choice: Choice) -> tuple[int, int, KernelSpec]:
     """(blocks, threads, what to compile)."""
     m, n, k = problem.m, problem.n, problem.k
-    a_kind = "float16" if choice.activations == "fp16" else problem.a_kind
+    a_kind = "bfloat16" if choice.activations == "bf16" else problem.a_kind
     tile: Any = choice.tile
     if choice.kernel == "reference":
         return ceil_div(m * n, REFERENCE_THREADS), REFERENCE_THREADS, _reference_spec(a_kind)
@@ -215,7 +215,7 @@ def launch(
         a_pointer, a_scales, a_global = a.data.pointer, a.scales.pointer, a.global_scale.pointer
     else:
         a_pointer, a_scales, a_global = a.pointer, 0, 0
-    if choice.activations == "fp16":
+    if choice.activations == "bf16":
         a_pointer = space["activations"].pointer
         dequantize_activations(a, a_pointer, stream)  # type: ignore[arg-type]
     b_pointer = weight.tiles.pointer

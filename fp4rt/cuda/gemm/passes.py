@@ -1,4 +1,4 @@
-"""What goes before a product: NVFP4 activations to fp16, a plain weight to prepacked tiles; both into a workspace."""
+"""What goes before a product: NVFP4 activations to bf16, a plain weight to prepacked tiles; both into a workspace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def activation_specs() -> list[KernelSpec]:
 
 
 def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
-    """code * scale as fp16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
+    """code * scale as bf16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
     data = a.data
     kernel, grid, constants = _prepared(
         data.device.index, data.pointer % _ALIGNMENTS[0], a.shape, a.columns, a.layout.index

@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     a_kind: str  # "float16", "bfloat16" or "nvfp4"
     b_kind: str  # "nvfp4" or "prepacked"
     align: Alignment
-    bulk: bool = True  # whether the copy engine can fetch A's rows; so for NVFP4, whose fp16 copy is ours
+    bulk: bool = True  # whether the copy engine can fetch A's rows; so for NVFP4, whose bf16 copy is ours
 
 
 def activation_alignment(a: ArrayView | QuantizedViews) -> tuple[int, int]:

@@ -4,7 +4,7 @@
     plain B on sm_90a, many tokens        the same, after B is repacked into a workspace
     everything else from sm_80            portable, from B as it lies or prepacked
 
-NVFP4 activations become fp16 in a workspace first, exactly, except where few of them meet a plain B: the portable
+NVFP4 activations become bf16 in a workspace first, exactly, except where few of them meet a plain B: the portable
 kernel decodes those itself. Where k is split among blocks, a second kernel adds the parts.
 
 Choosing is: candidates, cost, minimum.
@@ -46,7 +46,7 @@ class Choice:
         kernel: one of :data:`KERNELS`.
         tile: its compile-time choices; None for the reference.
         splits: parts of k that different blocks sum.
-        activations: "as given", or "fp16" where NVFP4 activations become fp16 in a workspace first.
+        activations: "as given", or "bf16" where NVFP4 activations become bf16 in a workspace first.
         repack: whether B is repacked into a workspace first.
         why: for people.
     """
@@ -67,7 +67,7 @@ class Choice:
     def workspace(self, problem: Problem) -> dict[str, int]:
         """Bytes of temporary device memory by purpose."""
         found = {}
-        if self.activations == "fp16":
+        if self.activations == "bf16":
             found["activations"] = problem.m * ceil_div(problem.k, BLOCK) * BLOCK * 2
         if self.repack:
             groups, tiles, tile_bytes = tiles_shape(problem.n, problem.k)
@@ -138,16 +138,16 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
     repack = problem.b_kind != "prepacked"
     if repack:
         why += f"; b is repacked for this product, which pays from {REPACK_TOKENS} tokens on"
-    return Choice(name, tile, splits, "fp16" if problem.a_kind == "nvfp4" else "as given", repack, why)
+    return Choice(name, tile, splits, "bf16" if problem.a_kind == "nvfp4" else "as given", repack, why)
 
 
 def _portable(problem: Problem, why: str) -> Choice:
-    as_fp16 = problem.a_kind == "nvfp4" and (
+    as_bf16 = problem.a_kind == "nvfp4" and (
         problem.b_kind == "prepacked" or problem.m > DECODED_TOKENS or problem.k % 2 == 1
     )
-    a_kind = "float16" if as_fp16 else problem.a_kind
+    a_kind = "bfloat16" if as_bf16 else problem.a_kind
     tile, splits, why_tile = choose_portable(problem, a_kind)
-    return Choice("portable", tile, splits, "fp16" if as_fp16 else "as given", False, f"{why}; {why_tile}")
+    return Choice("portable", tile, splits, "bf16" if as_bf16 else "as given", False, f"{why}; {why_tile}")
 
 
 def _reference(problem: Problem) -> Choice:

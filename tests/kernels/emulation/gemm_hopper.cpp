@@ -2,13 +2,6 @@
 // one after the other, which they must not mind.
 #include "block.h"
 
-inline unsigned __shfl_sync(unsigned, unsigned value, int lane) {
-    const auto* lanes = emulation::exchange(&value, 1);
-    const unsigned found = lanes[lane][0];
-    emulation::sync_warp();
-    return found;
-}
-
 #include SOURCE
 
 extern "C" void allow_reads(const void* first, u64 bytes) {

@@ -7,6 +7,8 @@ namespace emulation {
 inline long arrived[16];
 }
 
+inline u32 uniform(u32 value) { return value; }
+
 inline void named_barrier_arrive(u32 id, u32) { ++emulation::arrived[id]; }
 
 inline void named_barrier_sync(u32 id, u32 threads) {
