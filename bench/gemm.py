@@ -31,8 +31,8 @@ FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
 UNPACKED_TOKENS = (1, 8, 16, 64)
 CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
-ROUNDS = 5
-TURN_SECONDS = 0.01  # of the product itself
+ROUNDS = 3
+TURN_SECONDS = 0.05  # of the product itself: the clocks settle
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
 
 
 def both_times(product: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
-    """Seconds of each call of both, in turns of some milliseconds."""
+    """Seconds of each call of both, in turns."""
     once = statistics.median(device_times(product, 5))
-    return in_turns(product, twin, rounds=ROUNDS, repeats=int(min(40, max(4, TURN_SECONDS / once))))
+    return in_turns(product, twin, rounds=ROUNDS, repeats=int(min(200, max(8, TURN_SECONDS / once))))
 
 
 def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[Row]:
