@@ -218,12 +218,20 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
     from fp4rt.cuda.gemm.hopper import PrefillTile
     from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
     from fp4rt.cuda.gemm.selection import Choice
+    from fp4rt.cuda.kernel import device_target
 
     if not cases.has_hopper():
         pytest.skip("the prefill kernel needs sm_90a")
     forms = [(tokens, blocks, cluster, 1) for tokens in (16, 64, 112, 128) for blocks in (1, 2) for cluster in (1, 2)]
     forms += [(tokens, 1, cluster, 1) for tokens in (192, 240, 256) for cluster in (1, 2)]
     forms += [(tokens, 1, 1, 2) for tokens in (64, 192, 256)]
+    tiles = [
+        PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
+        for tokens, blocks, cluster, k_cluster in forms
+    ]
+    with ThreadPoolExecutor() as pool:  # each takes a second
+        specs = [tile.spec(dtype) for tile in tiles for dtype in ("float16", "bfloat16")]
+        list(pool.map(lambda spec: spec.compile(device_target(0).name), specs))
     for n, k in ((2056, 4112), (515, 304)):  # the second is not stored transposed
         b = cases.quantized(rng, n, k)
         weight = Weight(b.packed.views())
@@ -232,8 +240,7 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
             left = a.given.views() if kind == "nvfp4" else fp4rt.interop.view(a.given)
             true, bound = cases.expected(a, b)
             problem = problem_of(left, weight)
-            for tokens, blocks, cluster, k_cluster in forms:
-                tile = PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
+            for tile in tiles:
                 if tile.max_splits(k) == 0:
                     continue
                 choice = Choice("prefill", tile, 1, "bf16" if kind == "nvfp4" else "as given", False, "")
