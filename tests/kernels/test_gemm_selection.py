@@ -165,6 +165,16 @@ def test_the_fastest_measured_tile_is_remembered_for_its_token_range_only(tuning
     assert autotune.remembered(problem, "reference") is None
 
 
+@pytest.mark.parametrize("m", [40, 100])
+def test_a_tile_measured_for_fewer_tokens_is_not_used_for_more(tuning, m):
+    problem = product(H200, m, b_kind="prepacked")
+    best, _ = autotune.tune(problem, lambda choice: 10.0)
+    most = best.tile.max_tokens  # within the range of m that one entry is for
+    assert autotune.entry_key(problem._replace(m=most + 1)) == autotune.entry_key(problem)
+    assert autotune.remembered(problem._replace(m=most)).tile == best.tile
+    assert autotune.remembered(problem._replace(m=most + 1)) is None
+
+
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', None])
 def test_a_broken_file_of_tiles_is_as_good_as_none(tuning, content):
     problem = product(A100, 5)

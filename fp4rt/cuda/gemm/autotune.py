@@ -74,6 +74,8 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
         return None
     if kernel not in (None, entry["kernel"]) or splits > tile.max_splits(problem.k):
         return None
+    if isinstance(tile, (DecodeTile, SmallTile)) and problem.m > tile.max_tokens:  # measured for fewer of its range
+        return None
     why = f"measured: {entry['us']:.1f} us"
     return Choice(base.kernel, tile, splits, base.activations, base.repack, why)
 
