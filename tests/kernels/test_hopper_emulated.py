@@ -82,8 +82,8 @@ def aligned(array):
     return copy
 
 
-def multiply(build, case, bias=None, change=None, shared=None):
-    """(result, values of a, of b) with alpha 0.5."""
+def multiply(build, case, bias=None, change=None, shared=None, order=None):
+    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the blocks."""
     tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
     library = build(tile.spec(a_type))
@@ -104,8 +104,10 @@ def multiply(build, case, bias=None, change=None, shared=None):
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
     sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box[0], 4), 0xFF, np.uint8))  # NaN
     arrivals = np.zeros((64, 2, 2), np.uint32)
+    order = np.arange(blocks, dtype=np.uint32) if order is None else np.array(order, np.uint32)
     library.run(
-        *(blocks, tile.threads, args, ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
+        *(ctypes.c_void_p(order.ctypes.data), blocks, tile.threads, args),
+        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
     )
     a = reference.widen(a_bits, a_type).astype(np.float64)
@@ -142,6 +144,14 @@ def test_every_element_lies_within_the_derived_bound(build, case):
 @pytest.mark.parametrize(("case", "shared"), SHARED_CASES, ids=lambda value: str(value)[-16:])
 def test_tiles_shared_among_workers_are_whole_again(build, case, shared):
     assert_within_bound(*multiply(build, case, shared=shared), case[5])
+
+
+def test_whichever_worker_comes_last_the_bits_are_the_same(build):
+    for case, shared in SHARED_CASES:
+        first, _, _ = multiply(build, case, shared=shared)
+        orders = [range(case[7] - 1, -1, -1), *(np.random.default_rng(i).permutation(case[7]) for i in range(3))]
+        for order in orders:
+            assert np.array_equal(multiply(build, case, shared=shared, order=order)[0], first), (case, list(order))
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7]], ids=name_of)

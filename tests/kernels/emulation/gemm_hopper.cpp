@@ -1,5 +1,5 @@
 // kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks
-// one after the other, which they must not mind.
+// one after the other, in any order, which they must not mind.
 #include "block.h"
 
 #include SOURCE
@@ -8,7 +8,7 @@ extern "C" void allow_reads(const void* first, u64 bytes) {
     emulation::readable.push_back({(const char*)first, bytes});
 }
 
-extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
+extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
                     u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers) {
     const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64},
                                          *gemm,
@@ -18,11 +18,11 @@ extern "C" void run(u32 blocks, u32 threads, const GemmArguments* gemm, const u1
                                          arrivals,
                                          sharers};
     gridDim.x = blocks;
-    for (u32 block = 0; block < blocks; ++block) {
+    for (u32 i = 0; i < blocks; ++i) {
         std::memset(shared_memory, 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
         std::memset(emulation::arrived, 0, sizeof emulation::arrived);
         emulation::barriers.clear();
-        blockIdx.x = block;
+        blockIdx.x = order[i];
         emulation::run_block(threads, [&args] { ENTRY(args); });
     }
     emulation::readable.clear();
