@@ -12,8 +12,9 @@
 // after the other, and so each instruction of the loop counts.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
-// K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, CONSUMER_REGISTERS, PRODUCER_REGISTERS,
-// and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT, OUT_AT.
+// K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS, CONSUMER_REGISTERS,
+// PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
+// REDUCTION_AT, OUT_AT.
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
 #include "block/transposed_results.cuh"
@@ -37,7 +38,6 @@ constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
 constexpr u32 REDUCTION_BARRIER = 1;
 constexpr u32 NO_STAGE = ~0u;
 
-constexpr u32 OUT_TOKENS = TOKEN_TILES % 2 ? 8 : 16;
 using Results = TransposedResults<1, OUT_TOKENS>;
 
 extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)

@@ -202,14 +202,18 @@ class SmallTile(_StageTile):
         """Shared memory."""
         sums = self.row_groups * self.row_blocks * self.token_tiles
         plan = self._plan((self.k_groups * self.k_cluster - 1) * sums * 4 * _SUMS_TILE_BYTES)
-        out_tokens = 8 if self.token_tiles % 2 else 16
-        plan.add("OUT_AT", 4 * self.row_groups * self.k_groups * out_tokens * _TILE_OUT_BYTES)
+        plan.add("OUT_AT", 4 * self.row_groups * self.k_groups * self.out_tokens * _TILE_OUT_BYTES)
         return plan
 
     @property
     def threads(self) -> int:
         """Of a block: the consumers and a warpgroup of producers."""
         return _WARPGROUP_THREADS * (self.row_groups * self.k_groups + 1)
+
+    @property
+    def out_tokens(self) -> int:
+        """Tokens whose results leave together."""
+        return 8 if self.token_tiles % 2 else 16
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -226,6 +230,7 @@ class SmallTile(_StageTile):
             "ROW_BLOCKS": self.row_blocks,
             "K_CLUSTER": self.k_cluster,
             "FRAGMENTS": self.fragments,
+            "OUT_TOKENS": self.out_tokens,
             "CONSUMER_REGISTERS": self.registers[0],
             "PRODUCER_REGISTERS": self.registers[1],
             **_public(self.plan.macros),
