@@ -43,6 +43,8 @@ CASES = (
     (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that cannot
     (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, False),
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
+    (TWO_K_GROUPS, "bfloat16", 19, 104, 528, "bfloat16", 1, 2, False),  # leaves transposed, 8 tokens at a time
+    (TALL, "bfloat16", 15, 136, 272, "float16", 1, 2, True),  # leaves transposed, 16 at a time
 )
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
 SHARED_CASES = (
@@ -154,7 +156,7 @@ def test_whichever_worker_comes_last_the_bits_are_the_same(build):
             assert np.array_equal(multiply(build, case, shared=shared, order=order)[0], first), (case, list(order))
 
 
-@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7]], ids=name_of)
+@pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7], *CASES[-2:]], ids=name_of)
 def test_bias_is_added_before_the_one_rounding(build, case):
     bias = np.random.default_rng(1).standard_normal(case[3]).astype(np.float32) * 64
     assert_within_bound(*multiply(build, case, bias=bias), case[5], bias=bias)
