@@ -347,7 +347,7 @@ class PrefillTile:
         """How the last tiles, too few for all workers, are shared among them; alone, where that is no slower."""
         count, workers = self.tiles(m, n), multiprocessors // self.cluster
         rest, groups = count % workers, ceil_div(k, TILE_COLUMNS)
-        alone = TileSharing(count, 0, 0, 0, ceil_div(count, workers))
+        alone = TileSharing(count, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
         if self.k_cluster > 1 or rest == 0:
             return alone
         sums_bytes = _CONSUMER_GROUPS * self.row_blocks * 64 * self.tokens * 4

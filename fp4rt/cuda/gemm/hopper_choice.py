@@ -110,8 +110,6 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
         working = tile.group_cycles / (TILE_COLUMNS // CHUNK_COLUMNS)
         reading = max(weights / _fair_bytes(blocks, multiprocessors), (weights + activations) / _MOST_BYTES)
         rounds = tile.sharing(m, n, k, multiprocessors).rounds
-        if tile.k_cluster > 1:
-            rounds = ceil_div(blocks, multiprocessors)
         return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
     blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.row_tiles) * tile.k_cluster
     reading = tile.row_tiles * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
