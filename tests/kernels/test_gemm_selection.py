@@ -165,7 +165,17 @@ def test_the_fastest_measured_tile_is_remembered_for_its_token_range_only(tuning
     assert autotune.remembered(problem, "reference") is None
 
 
-@pytest.mark.parametrize("m", [40, 100])
+def test_a_decode_tile_is_remembered_for_more_tokens_than_the_kernel_is_asked_for(tuning):
+    problem = product(H200, 20, b_kind="prepacked")
+    best, _ = autotune.tune(problem, lambda choice: 10.0 if choice.kernel == "decode" else 20.0)
+    found = autotune.remembered(problem)
+    assert (found.kernel, found.tile, found.repack) == ("decode", best.tile, False)
+    assert autotune.remembered(problem, "decode") == found
+    assert autotune.remembered(problem, "small") is None
+    assert autotune.remembered(problem._replace(bulk=False)) is None
+
+
+@pytest.mark.parametrize("m", [17, 40, 100])
 def test_a_tile_measured_for_fewer_tokens_is_not_used_for_more(tuning, m):
     problem = product(H200, m, b_kind="prepacked")
     best, _ = autotune.tune(problem, lambda choice: 10.0)

@@ -21,7 +21,7 @@ from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import candidates, cost
-from fp4rt.cuda.gemm.selection import Choice, choose
+from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
 from fp4rt.version import __version__
 
 if TYPE_CHECKING:
@@ -68,16 +68,18 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
         return None
     try:
         tile = _TILES[entry["tile"]](**entry["fields"])
-        base = choose(problem, entry["kernel"])
-        splits = int(entry["splits"])
+        name, splits = entry["kernel"], int(entry["splits"])
+        base = choose(problem, name if name not in HOPPER_KERNELS else None)  # which of them is the tile's to say
     except Exception:  # of another version, or edited: measure again
         return None
-    if kernel not in (None, entry["kernel"]) or splits > tile.max_splits(problem.k):
+    if (name in HOPPER_KERNELS) != (base.kernel in HOPPER_KERNELS):  # as when a cannot be copied in bulk
+        return None
+    if kernel not in (None, name) or splits > tile.max_splits(problem.k):
         return None
     if isinstance(tile, (DecodeTile, SmallTile)) and problem.m > tile.max_tokens:  # measured for fewer of its range
         return None
     why = f"measured: {entry['us']:.1f} us"
-    return Choice(base.kernel, tile, splits, base.activations, base.repack, why)
+    return Choice(name, tile, splits, base.activations, base.repack, why)
 
 
 def remember(problem: Problem, choice: Choice, microseconds: float) -> None:
