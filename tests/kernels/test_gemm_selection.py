@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from fp4rt.cuda.gemm import autotune
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile, alignment_of
 from fp4rt.cuda.gemm.portable_choice import candidates, cost
-from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem
+from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem, can_bulk_load
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REPACK_TOKENS, choose
 from fp4rt.errors import BackendUnavailable, ShapeError
+from fp4rt.interop import CPU, ArrayView
 
 A100 = DeviceMeasures(80, False, 108, 163 * 1024, 164 * 1024)
 RTX_4090 = DeviceMeasures(89, False, 128, 99 * 1024, 100 * 1024)
@@ -196,3 +198,24 @@ def test_a_broken_file_of_tiles_is_as_good_as_none(tuning, content):
         autotune.tuning_file().write_text(json.dumps({autotune.entry_key(problem): broken}))
         autotune.forget()
         assert autotune.remembered(problem) is None
+
+
+def test_a_remembered_tile_that_no_longer_fits_shared_memory_is_measured_again(tuning):
+    problem = product(H200, 300, b_kind="prepacked")
+    fields = {"tokens": 256, "row_blocks": 1, "row_tiles": 8, "activation_stages": 8, "weight_stages": 2}
+    fields |= {"raster_tokens": 4, "cluster": 1, "k_cluster": 1}
+    entry = {"kernel": "prefill", "tile": "PrefillTile", "fields": fields, "splits": 1, "us": 1.0}
+    autotune.tuning_file().write_text(json.dumps({autotune.entry_key(problem): entry}))
+    autotune.forget()
+    assert autotune.remembered(problem) is None
+
+
+def test_rows_that_repeat_or_overlap_are_not_for_the_copy_engine():
+    rows = np.zeros((8, 64), np.float16)
+    steps = {(8, 64): rows, (1, 64): rows[:1], (4, 32): rows[::2, :32]}
+    for shape, array in steps.items():
+        assert can_bulk_load(ArrayView(array, "cupy", CPU, "float16", shape, [s // 2 for s in array.strides], 1024))
+    assert not can_bulk_load(ArrayView(rows, "cupy", CPU, "float16", (8, 64), (0, 1), 1024))
+    assert not can_bulk_load(ArrayView(rows, "cupy", CPU, "float16", (8, 64), (8, 1), 1024))
+    assert not can_bulk_load(ArrayView(rows, "cupy", CPU, "float16", (8, 64), (-64, 1), 1024))
+    assert not can_bulk_load(ArrayView(rows, "cupy", CPU, "float16", (8, 64), (64, 1), 1026))

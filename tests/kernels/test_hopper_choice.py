@@ -89,6 +89,9 @@ def test_what_a_kernel_cannot_do_is_refused():
         SmallTile(8, 4, 1, 3, row_groups=1, k_groups=4, row_blocks=1, fragments=4)
     with pytest.raises(ShapeError, match="tokens in pairs of 8"):
         PrefillTile(72, 1, 8, 4, 2, 8)
+    for fields, clusters in (((272, 1, 8), {}), ((64, 1, 9), {}), ((64, 1, 8), {"cluster": 2, "k_cluster": 2})):
+        with pytest.raises(ShapeError, match="over 256 tokens, over 8 row tiles a row block or two kinds"):
+            PrefillTile(*fields, 4, 2, 8, **clusters)
     with pytest.raises(ShapeError, match="wanted at least 4 stages"):
         PrefillTile(128, 2, 16, 3, 2, 8, k_cluster=2)
     with pytest.raises(ShapeError, match="bytes of shared memory, sm_90 has"):

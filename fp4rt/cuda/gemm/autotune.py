@@ -69,6 +69,8 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
     try:
         tile = _TILES[entry["tile"]](**entry["fields"])
         name, splits = entry["kernel"], int(entry["splits"])
+        if not isinstance(tile, PortableTile):
+            tile.spec("bfloat16")  # raises where it no longer fits
         base = choose(problem, name if name not in HOPPER_KERNELS else None)  # which of them is the tile's to say
     except Exception:  # of another version, or edited: measure again
         return None

@@ -281,6 +281,11 @@ class PrefillTile:
 
     def __post_init__(self) -> None:
         _divides("prefill, tokens in pairs of 8", self.tokens, 16)
+        if self.tokens > 256 or self.row_tiles > 8 * self.row_blocks or self.cluster * self.k_cluster > 2:
+            raise ShapeError(
+                f"prefill: {self} has over 256 tokens, over 8 row tiles a row block or two kinds of clusters; "
+                "choose another tile"
+            )
         if self.k_cluster > 1 and self.activation_stages < 2 * self.row_blocks:
             raise ShapeError(
                 f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} stages, "

@@ -74,7 +74,9 @@ def activation_alignment(a: ArrayView | QuantizedViews) -> tuple[int, int]:
 def can_bulk_load(a: ArrayView) -> bool:
     """Whether A can lie behind a tensor map: dense rows, the address and the pitch multiples of 16."""
     row, column = byte_strides(a)
-    return column == HALF_BYTES and row >= 0 and (a.pointer | row) % POINTER_ALIGNMENT == 0
+    m, k = a.shape
+    apart = m == 1 or row >= k * HALF_BYTES  # rows that overlap or repeat are no matrix to it
+    return column == HALF_BYTES and apart and (a.pointer | row) % POINTER_ALIGNMENT == 0
 
 
 def weight_alignment(b: QuantizedViews) -> tuple[int, int]:
