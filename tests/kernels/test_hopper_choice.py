@@ -140,6 +140,16 @@ def test_tokens_are_divided_evenly_among_tiles():
     assert choose_hopper(2048, 8192, 8192, H200)[0].tokens == 256
 
 
+def test_a_multiprocessor_takes_one_block_of_a_grid_that_has_one_for_each():
+    multiprocessor, reserved = 228 * 1024, 1024
+    tiles = [tile for rows in MEASURED.values() for _, tile in rows if tile.k_cluster == 1]
+    assert any(tile.plan.nbytes < multiprocessor // 2 - reserved for tile in tiles)
+    for tile in tiles:
+        shared = tile.spec("bfloat16").shared_bytes
+        assert tile.plan.nbytes <= shared <= MAX_SHARED_BYTES
+        assert 2 * (shared + reserved) > multiprocessor
+
+
 def test_places_in_shared_memory_do_not_overlap():
     tile = SmallTile(8, 14, 1, 3, row_groups=2, k_groups=2, row_blocks=1, fragments=2)
     macros = tile.plan.macros

@@ -20,6 +20,7 @@ __all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTi
 
 ARCHS = frozenset({90})
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
+ALONE_BYTES = 114 * 1024  # so much, and no second block fits on a multiprocessor (228 KiB, one of each block reserved)
 A_TYPES = {"float16": 0, "bfloat16": 1}  # kernels_src/num/constants.cuh
 
 _BARRIER_BYTES = 8
@@ -392,5 +393,8 @@ def _public(macros: Mapping[str, int]) -> dict[str, int]:
 def _spec(tile: HopperTile, a_type: str) -> KernelSpec:
     if tile.plan.nbytes > MAX_SHARED_BYTES:
         raise ShapeError(f"{tile} needs {tile.plan.nbytes} bytes of shared memory, sm_90 has {MAX_SHARED_BYTES}")
+    # There is no more than one block a multiprocessor. While the kernel ahead still occupies some of them, two that fit
+    # together would share another one to the end, and the product would take nearly twice as long.
+    alone = ALONE_BYTES if tile.k_cluster == 1 else 0
     defines = tuple(sorted(tile.defines(a_type).items()))
-    return KernelSpec(tile.source, tile.entry, defines, shared_bytes=tile.plan.nbytes, archs=ARCHS)
+    return KernelSpec(tile.source, tile.entry, defines, shared_bytes=max(tile.plan.nbytes, alone), archs=ARCHS)
