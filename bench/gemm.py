@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
 ROUNDS = 3
 TURN_SECONDS = 0.05  # of the product itself: the clocks settle
+REST_SECONDS = 1.0  # before the small products of the next shape: they recover from the last one's long products
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def main() -> None:
     rows: list[Row] = []
     names = [kind.name for kind in kinds]
     for n, k in shapes:
+        time.sleep(REST_SECONDS)
         found = []
         for row in cases(n, k, kinds, bounds):
             print_row(row)
