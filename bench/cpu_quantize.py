@@ -34,6 +34,7 @@ SHAPES = ((4096, 4096), (4096, 14336), (8192, 8192))
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 GLOBAL_SCALE = np.float32(512)
 TORCH = "eager PyTorch"
+DENSE = "PyTorch's dense bf16 product"
 
 
 def matrix(m: int, n: int, dtype: str) -> np.ndarray:
@@ -93,7 +94,14 @@ def as_torch(x: np.ndarray) -> Any:
     return torch.from_numpy(x.view(f"i{x.itemsize}")).view(getattr(torch, x.dtype.name))
 
 
-def measure(case: str, elements: int, function: Callable[[], object], repeats: int, beside: float | None = None) -> Row:
+def measure(
+    case: str,
+    elements: int,
+    function: Callable[[], object],
+    repeats: int,
+    beside: float | None = None,
+    reference: str = TORCH,
+) -> Row:
     function()
     started = time.process_time()
     seconds = time_host(function, repeats, warmup=0)
@@ -107,7 +115,7 @@ def measure(case: str, elements: int, function: Callable[[], object], repeats: i
         rate=elements / time_us,
         unit="M elements/s",
         ratio=None if beside is None else beside / time_us,
-        reference=None if beside is None else TORCH,
+        reference=None if beside is None else reference,
         notes={
             "threads": thread_count(),
             "best_us": min(seconds) * 1e6,
@@ -150,7 +158,8 @@ def other_rows(m: int, n: int, repeats: int) -> Iterator[Row]:
     yield measure(f"error report {m} x {n} bfloat16", m * n, partial(fp4rt.quantization_error, x, q), repeats)
     weight, activations = as_torch(x), as_torch(x[:64])
     beside, _ = timing(time_host(lambda: activations @ weight.T, max(3, repeats // 4), 1))
-    yield measure(f"matmul 64 x {m} x {n}, rate in weights", m * n, partial(fp4rt.matmul, x[:64], q), repeats, beside)
+    case, job = f"matmul 64 x {m} x {n}, rate in weights", partial(fp4rt.matmul, x[:64], q)
+    yield measure(case, m * n, job, repeats, beside, DENSE)
     widened, layout = reference.widen(x.view(np.uint16), "bfloat16"), LAYOUTS["128x4"]
     job = partial(reference.quantize, widened, GLOBAL_SCALE, layout, n)
     yield measure(f"numpy reference quantize {m} x {n}", m * n, job, 1)
