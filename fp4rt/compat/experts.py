@@ -68,8 +68,9 @@ def quantize_experts(
         scale_rows: rows of the scale buffer.
 
     Returns:
-        data uint8 (m, k / 2); scales uint8 (scale_rows, ceil4(k / 16)) in layout 128x4. Padding is 0 in the rows that
-        m rows of these experts can reach when every expert begins on the next free tile; further rows stay unwritten.
+        data uint8 (m, k / 2), all written; scales uint8 (scale_rows, ceil4(k / 16)) in layout 128x4. Padding is 0 in
+        the first ceil128(m) + 128 * experts rows, which experts stay within when each begins on the next free tile;
+        further rows stay as the memory was, except for the scales of an expert that begins there.
     """
     m, k = x.shape
     layout = LAYOUTS["128x4"]

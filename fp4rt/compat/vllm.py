@@ -5,7 +5,8 @@ asserts, ``RuntimeError`` where its compiled code checks, ``ValueError`` where i
 scales (2688 / amax); scales come back as float8_e4m3fn. What is different:
 
 - it runs on every device that fp4rt runs on;
-- every byte of the results is written, padding included, so nothing is filled beforehand;
+- every byte of the results is written, padding included, so nothing is filled beforehand; only the rows of scales that
+  no expert of :func:`scaled_fp4_experts_quant` can reach stay unwritten, as in vLLM;
 - ``padded_n`` works with ``backend="trtllm"`` and its 8x4 layout too.
 """
 
@@ -240,7 +241,8 @@ def scaled_fp4_experts_quant(
         topk: experts a token.
 
     Returns:
-        uint8 (m, k / 2), and float8_e4m3fn (limit * topk, ceil4(k / 16)) in layout 128x4 per expert, padding 0.
+        uint8 (m, k / 2), and float8_e4m3fn (limit * topk, ceil4(k / 16)) in layout 128x4 per expert. Padding is 0 in
+        the first ceil128(m) + 128 * experts rows of scales; no expert reaches the further ones: they stay unwritten.
 
     Raises:
         AssertionError: no matrix, k or the dtype do not fit, or more rows than the limit, which the environment

@@ -391,6 +391,21 @@ def test_rows_of_no_expert_write_no_scale(device: str) -> None:
     assert not rows[4:].any()
 
 
+def test_rows_of_scales_that_no_expert_reaches_stay_unwritten_and_the_documentation_says_so(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: torch.full(shape, 0x7F, **options))
+    x = normal(130, 48, torch.float16, device)
+    offsets = torch.tensor([0, 1, 130], dtype=torch.int32, device=device)
+    blocks = torch.tensor([0, 128, 384], dtype=torch.int32, device=device)
+    _, scales = vllm.scaled_fp4_experts_quant(x, torch.ones(2, device=device), offsets, blocks, 1)
+    reached = 256 + 128 * 2
+    assert (scales.view(torch.uint8)[:reached] != 0x7F).all()
+    assert (scales.view(torch.uint8)[reached:] == 0x7F).all()
+    for text in (vllm.__doc__, vllm.scaled_fp4_experts_quant.__doc__):
+        assert "stay unwritten" in " ".join(text.split())
+
+
 def test_more_rows_than_the_limit_name_the_variable(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", "4")
     x = normal(9, 64, torch.float16, device)
