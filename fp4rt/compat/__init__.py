@@ -1,7 +1,8 @@
 """Other libraries' FP4 functions, under their names and with their conventions, running on fp4rt.
 
 ``fp4rt.compat.vllm`` and ``fp4rt.compat.flashinfer`` are imported when they are first used; both need PyTorch, and run
-on a CPU as well as on any GPU that fp4rt runs on. Global scales, by library:
+on a CPU as well as on any GPU that fp4rt runs on. Their masked and grouped functions are plain loops over the matrices:
+right rather than fast. Global scales, by library:
 
 ========================================================  =============================================
 vLLM ``input_global_scale``                               encode scale: 2688 / amax, as fp4rt's

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from fp4rt.compat.experts import silu_and_mul
-from fp4rt.compat.products import multiply
-from fp4rt.format import BLOCK
+from fp4rt.compat.products import PACKED, SCALES, check_count, multiply
+from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, data_shape
 from fp4rt.torch import ops
 
@@ -44,16 +44,33 @@ def scaled_fp4_grouped_quantize(
         holds there; FlashInfer leaves them as the memory was.
 
     Raises:
-        AssertionError: k does not fit, or not a scale and a count for every matrix.
+        AssertionError: no batch of matrices, k or the dtype do not fit, or not a scale and a count for every matrix.
     """
-    groups, m, k = a.shape
-    if k % BLOCK:
-        raise AssertionError(f"scaled_fp4_grouped_quantize: k must be a multiple of {BLOCK}, but got {k}")
-    if mask.numel() != groups or a_global_sf.numel() != groups:
+    _check_batch("scaled_fp4_grouped_quantize", a, mask, a_global_sf, BLOCK)
+    return _quantize(a, mask, a_global_sf)
+
+
+def silu_and_mul_scaled_nvfp4_experts_quantize(
+    a: torch.Tensor, mask: torch.Tensor, a_global_sf: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`scaled_fp4_grouped_quantize` of silu(gate) * up, with ``a`` (l, m, 2k) = gate || up."""
+    _check_batch("silu_and_mul_scaled_nvfp4_experts_quantize", a, mask, a_global_sf, 2 * BLOCK)
+    return _quantize(silu_and_mul(a), mask, a_global_sf)
+
+
+def _check_batch(function: str, a: torch.Tensor, mask: torch.Tensor, scales: torch.Tensor, multiple: int) -> None:
+    if a.ndim != 3 or a.dtype not in (torch.float16, torch.bfloat16):
         raise AssertionError(
-            f"scaled_fp4_grouped_quantize: mask and a_global_sf must have {groups} elements, one a matrix, but got "
-            f"{mask.numel()} and {a_global_sf.numel()}"
+            f"{function}: a must be float16 or bfloat16 with 3 dimensions (l, m, k), but got {a.dtype} {tuple(a.shape)}"
         )
+    if a.shape[2] % multiple:
+        raise AssertionError(f"{function}: a.shape[2] must be a multiple of {multiple}, but got {a.shape[2]}")
+    check_count(function, "mask", mask, a.shape[0], AssertionError)
+    check_count(function, "a_global_sf", scales, a.shape[0], AssertionError)
+
+
+def _quantize(a: torch.Tensor, mask: torch.Tensor, a_global_sf: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    groups, m, k = a.shape
     used = torch.where(_used_rows(mask, m).unsqueeze(-1), a, 0)
     data = a.new_empty((groups, *data_shape(m, k)), dtype=torch.uint8)
     rows, columns = _SWIZZLED.shape(m, block_columns(k))
@@ -63,13 +80,6 @@ def scaled_fp4_grouped_quantize(
     down, across = rows // _SWIZZLED.tile_rows, columns // _SWIZZLED.tile_columns
     tiles = scales.view(torch.float8_e4m3fn).view(groups, down, across, *_TILE)
     return data.permute(1, 2, 0), tiles.permute(_FROM_MEMORY)
-
-
-def silu_and_mul_scaled_nvfp4_experts_quantize(
-    a: torch.Tensor, mask: torch.Tensor, a_global_sf: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`scaled_fp4_grouped_quantize` of silu(gate) * up, with ``a`` (l, m, 2k) = gate || up."""
-    return scaled_fp4_grouped_quantize(silu_and_mul(a), mask, a_global_sf)
 
 
 def grouped_gemm_nt_masked(
@@ -109,7 +119,7 @@ def grouped_gemm_nt_masked(
 
     Raises:
         NotImplementedError: other operands than NVFP4, or signals.
-        ValueError: ``c_dtype`` is not out's, or sizes do not fit.
+        ValueError: ``c_dtype`` is not out's, or dtypes, sizes, or the number of counts or factors do not fit.
     """
     if (ab_dtype, sf_dtype, sf_vec_size) != (FP4, E4M3, BLOCK) or dst_signals is not None:
         raise NotImplementedError(
@@ -117,12 +127,17 @@ def grouped_gemm_nt_masked(
             f"sf_vec_size={BLOCK}, no dst_signals), got {ab_dtype!r}, {sf_dtype!r}, {sf_vec_size}"
         )
     (a, a_scales), (b, b_scales) = lhs, rhs
+    _check_operand("lhs", a, a_scales)
+    _check_operand("rhs", b, b_scales)
     wanted = (a.shape[0], b.shape[0], a.shape[2])
     if OUT_DTYPES.get(c_dtype) != out.dtype or tuple(out.shape) != wanted or a.shape[1:] != b.shape[1:]:
         raise ValueError(
             f"grouped_gemm_nt_masked: a {tuple(a.shape)} and b {tuple(b.shape)} need one k and one l, and out {wanted} "
             f"of c_dtype {c_dtype!r}, one of {', '.join(OUT_DTYPES)}; got out {tuple(out.shape)} of {out.dtype}"
         )
+    check_count("grouped_gemm_nt_masked", "masked_m", masked_m, a.shape[2], ValueError)
+    if alpha is not None:
+        check_count("grouped_gemm_nt_masked", "alpha", alpha, a.shape[2], ValueError)
     used = _used_rows(masked_m, a.shape[0]).unsqueeze(-1)
     a_scales, b_scales = (scales.permute(_TO_MEMORY).contiguous() for scales in (a_scales, b_scales))
     factors = None if alpha is None else alpha.reshape(-1).float()
@@ -131,6 +146,22 @@ def grouped_gemm_nt_masked(
         left, right = a[..., i].contiguous(), b[..., i].contiguous()
         product = multiply(left, a_scales[i], _SWIZZLED, right, b_scales[i], factor, out.dtype, None)
         out[..., i] = torch.where(used[i], product, out[..., i])
+
+
+def _check_operand(name: str, codes: torch.Tensor, scales: torch.Tensor) -> None:
+    if codes.dtype not in PACKED or codes.ndim != 3:
+        raise ValueError(
+            f"grouped_gemm_nt_masked: codes of {name} must be uint8 (rows, k / 2, l), got {codes.dtype} "
+            f"{tuple(codes.shape)}"
+        )
+    rows, columns = _SWIZZLED.shape(codes.shape[0], block_columns(codes.shape[1] * CODES_PER_BYTE))
+    down, across = rows // _SWIZZLED.tile_rows, columns // _SWIZZLED.tile_columns
+    wanted = (*_TILE[:2], down, _TILE[2], across, codes.shape[2])
+    if scales.dtype not in SCALES or tuple(scales.shape) != wanted:
+        raise ValueError(
+            f"grouped_gemm_nt_masked: scales of {name} must be float8_e4m3fn {wanted}, got {scales.dtype} "
+            f"{tuple(scales.shape)}"
+        )
 
 
 def _used_rows(mask: torch.Tensor, m: int) -> torch.Tensor:

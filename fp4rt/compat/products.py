@@ -9,9 +9,11 @@ from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["GEMM_BACKENDS", "check_mm", "multiply", "one"]
+__all__ = ["GEMM_BACKENDS", "PACKED", "SCALES", "check_count", "check_mm", "multiply", "one"]
 
 GEMM_BACKENDS = ("auto", "cudnn", "cutlass", "cute-dsl", "cutedsl_low_latency", "b12x", "trtllm")
+PACKED = (torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8))  # dtypes of codes
+SCALES = (torch.uint8, torch.float8_e4m3fn)
 MXFP4_BLOCK = 32
 
 _library = torch.library.Library("fp4rt", "FRAGMENT")
@@ -108,19 +110,23 @@ def check_mm(
         if condition:
             raise ValueError(f"mm_fp4: {message}")
 
-    packed = {torch.uint8, getattr(torch, "float4_e2m1fn_x2", torch.uint8)}
     refuse(a.ndim != 2 or b.ndim != 2, f"accepts 2d tensors, got {tuple(a.shape)} and {tuple(b.shape)}")
     refuse(
         a.shape[1] != b.shape[0],
         f"K dimension mismatch: a.shape[1] = {a.shape[1]}, b.shape[0] = {b.shape[0]}; pass b transposed",
     )
     refuse(
-        a.dtype not in packed or b.dtype not in packed,
+        a.dtype not in PACKED or b.dtype not in PACKED,
         f"a and b must be float4_e2m1fn_x2 packed into uint8, got {a.dtype} and {b.dtype}",
     )
-    bytes_ = {torch.uint8, torch.float8_e4m3fn}
+    for name, tensor in (("b", b), ("b_descale", b_descale)):
+        refuse(
+            tensor.ndim == 2 and not tensor.t().is_contiguous(),
+            f"{name} must be column-major, got strides {tensor.stride()} for shape {tuple(tensor.shape)}; pass "
+            f"{name}.t() of what the quantization gives",
+        )
     refuse(
-        a_descale.dtype not in bytes_ or b_descale.dtype not in bytes_,
+        a_descale.dtype not in SCALES or b_descale.dtype not in SCALES,
         f"a_descale and b_descale must be float8_e4m3fn or uint8, got {a_descale.dtype} and {b_descale.dtype}",
     )
     if alpha is not None:
@@ -142,6 +148,12 @@ def check_mm(
     )
     if not use_nvfp4:
         raise NotImplementedError("mm_fp4: MXFP4 is not implemented; use NVFP4 (use_nvfp4=True, block_size=16)")
+
+
+def check_count(function: str, name: str, values: torch.Tensor, count: int, error: type[Exception]) -> None:
+    """That there is one value for each of ``count`` matrices, or ``error``."""
+    if values.numel() != count:
+        raise error(f"{function}: {name} needs numel() = {count}, but got {values.numel()}")
 
 
 def one(device: torch.device) -> torch.Tensor:

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from fp4rt.compat.products import multiply
+from fp4rt.compat.products import PACKED, SCALES, check_count, multiply
 from fp4rt.format import CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, round_up
 
 __all__ = ["cutlass_fp4_moe_mm", "group_gemm_nvfp4_nt_groupwise"]
 
 _SWIZZLED = LAYOUTS["128x4"]
+OUT_DTYPES = (torch.float16, torch.bfloat16)
 
 
 def cutlass_fp4_moe_mm(
@@ -32,8 +33,7 @@ def cutlass_fp4_moe_mm(
 ) -> None:
     """vLLM's product of rows sorted by expert with each expert's weight, written to ``out_tensors``.
 
-    vLLM reads sizes and offsets on the device. Here the host reads them: on a device the call waits for them, and a
-    graph that is being captured is refused; give them in host memory, and the call waits for nothing.
+    The host reads sizes and offsets; :mod:`fp4rt.compat.sorted` says what that means.
 
     Args:
         out_tensors: (m, n) float16 or bfloat16; rows of no expert stay as they are.
@@ -76,11 +76,11 @@ def group_gemm_nvfp4_nt_groupwise(
 ) -> torch.Tensor:
     """FlashInfer's product of rows sorted by group with each group's weight.
 
-    FlashInfer reads ``m_indptr`` on the device; here the host reads it, as in :func:`cutlass_fp4_moe_mm`.
+    The host reads ``m_indptr``; :mod:`fp4rt.compat.sorted` says what that means.
 
     Args:
-        a: uint8 (m, k / 2).
-        b: uint8 (groups, n, k / 2).
+        a: uint8 or float4_e2m1fn_x2 (m, k / 2).
+        b: the same, (groups, n, k / 2).
         a_scale: uint8 or float8_e4m3fn (rows, ceil4(k / 16)), layout 128x4 a group; group i begins at row
             (m_indptr[i] + 127 * i) rounded down to a multiple of 128.
         b_scale: uint8 or float8_e4m3fn (groups, ceil128(n), ceil4(k / 16)), layout 128x4 a group.
@@ -95,7 +95,7 @@ def group_gemm_nvfp4_nt_groupwise(
 
     Raises:
         RuntimeError: sizes do not fit, or ``m_indptr`` on the device during a capture.
-        ValueError: ``out`` does not fit.
+        ValueError: a dtype, or ``out``, does not fit.
     """
     name = "group_gemm_nvfp4_nt_groupwise"
     if b.ndim != 3 or a.ndim != 2 or a.shape[1] != b.shape[2] or m_indptr.numel() != b.shape[0] + 1:
@@ -103,12 +103,25 @@ def group_gemm_nvfp4_nt_groupwise(
             f"{name}: a (m, k / 2), b (groups, n, k / 2) and m_indptr (groups + 1,) do not fit: got {tuple(a.shape)}, "
             f"{tuple(b.shape)} and {tuple(m_indptr.shape)}"
         )
+    for what, tensor, dtypes in (
+        ("a", a, PACKED),
+        ("b", b, PACKED),
+        ("a_scale", a_scale, SCALES),
+        ("b_scale", b_scale, SCALES),
+        ("alpha", alpha, (torch.float32,)),
+    ):
+        if tensor is not None and tensor.dtype not in dtypes:
+            raise ValueError(f"{name}: {what} must be {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+    if alpha is not None:
+        check_count(name, "alpha", alpha, b.shape[0], RuntimeError)
+    dtype = out_dtype or (torch.bfloat16 if out is None else out.dtype)
+    if dtype not in OUT_DTYPES:
+        raise ValueError(f"{name}: out_dtype must be {' or '.join(map(str, OUT_DTYPES))}, got {dtype}")
     if out is None:
-        out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or torch.bfloat16)
-    if out.shape != (a.shape[0], b.shape[1]) or out_dtype not in (None, out.dtype):
+        out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+    if out.shape != (a.shape[0], b.shape[1]) or out.dtype != dtype:
         raise ValueError(
-            f"{name}: out must be {(a.shape[0], b.shape[1])} of {out_dtype or out.dtype}, got {tuple(out.shape)} of "
-            f"{out.dtype}"
+            f"{name}: out must be {(a.shape[0], b.shape[1])} of {dtype}, got {tuple(out.shape)} of {out.dtype}"
         )
     (begins,) = _on_host(name, m_indptr)
     tile = _SWIZZLED.tile_rows
@@ -156,7 +169,7 @@ def _multiply_sorted(
     for i, ((begin, end, scale_begin), scale_end) in enumerate(zip(places, scale_ends, strict=True)):
         left, left_scales, factor = a[begin:end], a_scales[scale_begin:scale_end], None
         if alphas is not None:
-            factor = alphas[i : i + 1]
+            factor = alphas.reshape(-1)[i : i + 1]
         multiply(left, left_scales, _SWIZZLED, b[i], b_scales[i], factor, out.dtype, out[begin:end])
 
 
@@ -190,10 +203,11 @@ def _check_moe(
             f"cutlass_fp4_moe_mm: {experts} experts need problem_sizes ({experts}, 3) and as many offsets, but got "
             f"{tuple(sizes.shape)}, {begins.numel()} and {scale_begins.numel()}"
         )
-    if out.dtype not in (torch.float16, torch.bfloat16) or out.shape != (a.shape[0], b.shape[1]):
+    check_count("cutlass_fp4_moe_mm", "alphas", alphas, experts, RuntimeError)
+    if out.dtype not in OUT_DTYPES or out.shape != (a.shape[0], b.shape[1]) or not out.is_contiguous():
         raise RuntimeError(
-            f"cutlass_fp4_moe_mm: output must be float16 or bfloat16 {(a.shape[0], b.shape[1])}, but got {out.dtype} "
-            f"{tuple(out.shape)}"
+            f"cutlass_fp4_moe_mm: output must be float16 or bfloat16 {(a.shape[0], b.shape[1])}, contiguous, but got "
+            f"{out.dtype} {tuple(out.shape)} with strides {out.stride()}"
         )
     if a.shape[1] != b.shape[2]:
         raise RuntimeError(f"cutlass_fp4_moe_mm: a {tuple(a.shape)} and b {tuple(b.shape)} have different k")

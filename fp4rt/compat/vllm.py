@@ -18,7 +18,7 @@ import torch
 
 from fp4rt.compat import experts
 from fp4rt.compat import flashinfer as _flashinfer
-from fp4rt.compat.products import multiply
+from fp4rt.compat.products import check_count, multiply
 from fp4rt.compat.sorted import cutlass_fp4_moe_mm
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
@@ -90,6 +90,7 @@ def scaled_fp4_quant(
 
     Raises:
         AssertionError: no dimensions, n or ``padded_n`` do not fit, or another dtype.
+        RuntimeError: the global scale is no fp32 tensor with one element.
     """
     if input.ndim < 1:
         raise AssertionError(f"scaled_fp4_quant: input.ndim needs to be >= 1, but got {input.ndim}")
@@ -102,6 +103,7 @@ def scaled_fp4_quant(
             f"scaled_fp4_quant: padded_n must be >= n and a multiple of {BLOCK}, but got padded_n={padded_n}, n={n}; "
             f"pass padded_n={round_up(max(padded_n, n), BLOCK)}"
         )
+    _check_floats("scaled_fp4_quant", "input_global_scale", input_global_scale, 1)
     layout = _SWIZZLED if is_sf_swizzled_layout else _LINEAR
     if "trtllm" in backend and m <= TRTLLM_8X4_ROWS:
         layout = _SMALL
@@ -134,7 +136,7 @@ def cutlass_scaled_fp4_mm(
 
     Raises:
         AssertionError: a or b is no matrix.
-        RuntimeError: dtypes, contiguity or shapes do not fit; n and k must be multiples of 32.
+        RuntimeError: dtypes, contiguity or shapes do not fit, or no single alpha; n and k must be multiples of 32.
     """
     if a.ndim != 2 or b.ndim != 2:
         raise AssertionError(
@@ -156,12 +158,12 @@ def _check_product(
         if condition:
             raise RuntimeError(f"cutlass_scaled_fp4_mm: {message}")
 
+    _check_floats("cutlass_scaled_fp4_mm", "alpha", alpha, 1)
     for name, tensor, dtype in (
         ("a", a, torch.uint8),
         ("b", b, torch.uint8),
         ("scale_a", scale_a, torch.float8_e4m3fn),
         ("scale_b", scale_b, torch.float8_e4m3fn),
-        ("alpha", alpha, torch.float32),
     ):
         refuse(not tensor.is_contiguous(), f"{name} must be contiguous, but got strides {tensor.stride()}")
         refuse(tensor.dtype != dtype, f"inconsistent tensor type: {name} must be {dtype}, but got {tensor.dtype}")
@@ -247,6 +249,7 @@ def scaled_fp4_experts_quant(
     Raises:
         AssertionError: no matrix, k or the dtype do not fit, or more rows than the limit, which the environment
             variable VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE sets.
+        RuntimeError: not one fp32 scale an expert, or not one offset more than experts.
     """
     return _quantize_experts(
         "scaled_fp4_experts_quant", input_tensor, input_global_scale, expert_offsets, blockscale_offsets, topk
@@ -286,6 +289,9 @@ def _quantize_experts(
             f"{name}: m_numtopk must be at most {limit} * topk = {limit * topk}, but got {x.shape[0]}; raise the limit "
             f"with {MAX_TOKENS_VARIABLE}"
         )
+    count = max(expert_offsets.numel() - 1, 0)
+    _check_floats(name, "input_global_scale", global_scales, count)
+    check_count(name, "blockscale_offsets", scale_offsets, count + 1, RuntimeError)
     data, scales = experts.quantize_experts(x, global_scales, expert_offsets, scale_offsets, limit * topk)
     return data, scales.view(torch.float8_e4m3fn)
 
@@ -311,6 +317,19 @@ def swizzle_blockscale(scale: torch.Tensor) -> torch.Tensor:
     shape = _SWIZZLED.shape(*scale.shape[-2:])
     swizzled = _flashinfer.block_scale_interleave(scale.view(torch.uint8))
     return swizzled.reshape(*batches, *shape).view(torch.float8_e4m3fn)
+
+
+def _check_floats(function: str, name: str, values: object, count: int) -> None:
+    """That ``values`` is what the compiled code takes: an fp32 tensor of ``count`` elements."""
+    if not isinstance(values, torch.Tensor):
+        raise RuntimeError(
+            f"{function}: {name} must be a torch.float32 tensor with numel() = {count}, but got {type(values).__name__}"
+        )
+    if values.dtype != torch.float32 or values.numel() != count:
+        raise RuntimeError(
+            f"{function}: {name} must be torch.float32 with numel() = {count}, but got {values.dtype} with "
+            f"{values.numel()}"
+        )
 
 
 def _check_columns(name: str, n: int) -> None:

@@ -325,7 +325,9 @@ def test_float8_scales_native_fp4_and_no_alpha_are_taken(device: str) -> None:
     ("change", "message"),
     [
         ({"a": lambda t: t[0]}, "accepts 2d tensors"),
-        ({"b": lambda t: t.T}, "K dimension mismatch"),
+        ({"b": lambda t: t[:, :16].T}, "K dimension mismatch"),
+        ({"b": lambda t: t[:, :32].T}, r"b must be column-major, got strides \(32, 1\).*; pass b.t\(\) of"),
+        ({"b_descale": lambda t: t.T}, r"b_descale must be column-major, got strides \(4, 1\).*pass b_descale.t\(\)"),
         ({"a": lambda t: t.to(torch.int8)}, "float4_e2m1fn_x2 packed into uint8"),
         ({"a_descale": lambda t: t.to(torch.int8)}, "float8_e4m3fn or uint8"),
         ({"a_descale": lambda t: t[:64]}, r"a_descale in layout 128x4 must be \(128, 4\)"),

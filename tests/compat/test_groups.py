@@ -122,25 +122,42 @@ def test_the_masked_product_writes_used_rows_only(device: str, name: str, with_a
         ({"c_dtype": "float16"}, ValueError, "c_dtype 'float16'"),
         ({"c_dtype": "float8_e5m2"}, ValueError, "one of float16, bfloat16, float32"),
         ({"out": torch.zeros(4, 32, 3, dtype=torch.bfloat16)}, ValueError, r"got out \(4, 32, 3\)"),
+        ({"masked_m": counts(4, device="cpu")}, ValueError, r"masked_m needs numel\(\) = 2, but got 1"),
+        ({"alpha": torch.ones(1)}, ValueError, r"alpha needs numel\(\) = 2, but got 1"),
+        ({"alpha": torch.ones(3)}, ValueError, r"alpha needs numel\(\) = 2, but got 3"),
+        ({"lhs": lambda a, s: (a, s[..., :1])}, ValueError, r"scales of lhs must be .*\(32, 4, 1, 4, 1, 2\), got"),
+        ({"rhs": lambda b, s: (b, s.repeat(1, 1, 1, 1, 1, 2))}, ValueError, "scales of rhs must be"),
+        ({"lhs": lambda a, s: (a.float(), s)}, ValueError, "codes of lhs must be uint8"),
     ],
 )
-def test_what_the_masked_product_refuses(change: Any, error: Any, message: str) -> None:
+def test_what_the_masked_product_refuses_before_it_writes(change: Any, error: Any, message: str) -> None:
     x, mask = normal(2, 4, 64), counts(4, 4, device="cpu")
     lhs = flashinfer.scaled_fp4_grouped_quantize(x, mask, encode_scales(x))
     w = normal(2, 32, 64)
     rhs = flashinfer.scaled_fp4_grouped_quantize(w, mask * 8, encode_scales(w))
-    out = torch.zeros(4, 32, 2, dtype=torch.bfloat16)
-    arguments = {"lhs": lhs, "rhs": rhs, "out": out, "masked_m": mask, "c_dtype": "bfloat16", **NVFP4, **change}
+    out = torch.full((4, 32, 2), 7.0, dtype=torch.bfloat16)
+    arguments = {"lhs": lhs, "rhs": rhs, "out": out, "masked_m": mask, "c_dtype": "bfloat16", **NVFP4}
+    for name, value in change.items():
+        arguments[name] = value(*arguments[name]) if name in ("lhs", "rhs") else value
     with pytest.raises(error, match=message):
         flashinfer.grouped_gemm_nt_masked(**arguments)
+    assert (out == 7).all()
 
 
 def test_what_the_masked_quantization_refuses() -> None:
     x, mask, one = normal(2, 4, 72), counts(4, 4, device="cpu"), torch.ones(2)
     with pytest.raises(AssertionError, match="multiple of 16, but got 72"):
         flashinfer.scaled_fp4_grouped_quantize(x, mask, one)
-    with pytest.raises(AssertionError, match="must have 2 elements.*but got 2 and 1"):
+    with pytest.raises(AssertionError, match=r"a_global_sf needs numel\(\) = 2, but got 1"):
         flashinfer.scaled_fp4_grouped_quantize(x[..., :64], mask, one[:1])
+    with pytest.raises(AssertionError, match=r"mask needs numel\(\) = 2, but got 3"):
+        flashinfer.scaled_fp4_grouped_quantize(x[..., :64], counts(4, 4, 4, device="cpu"), one)
+    for function in (flashinfer.scaled_fp4_grouped_quantize, flashinfer.silu_and_mul_scaled_nvfp4_experts_quantize):
+        for given in (x[0, :, :64], x[..., :64].float()):
+            with pytest.raises(AssertionError, match=f"{function.__name__}: a must be float16 or bfloat16 with 3"):
+                function(given, mask, one)
+    with pytest.raises(AssertionError, match="multiple of 32, but got 48"):
+        flashinfer.silu_and_mul_scaled_nvfp4_experts_quantize(x[..., :48], mask, one)
 
 
 @pytest.mark.gpu
@@ -324,9 +341,25 @@ def test_what_flashinfers_sorted_product_refuses() -> None:
     with pytest.raises(RuntimeError, match="rows of scales 128 ... 256, but there are 8 and 128"):
         function(a, b, scales[0][:128], scales[1], indptr)
     with pytest.raises(ValueError, match=r"out must be \(8, 32\)"):
-        function(a, b, *scales, indptr, out=torch.zeros(8, 31))
+        function(a, b, *scales, indptr, out=torch.zeros(8, 31, dtype=torch.float16))
     with pytest.raises(ValueError, match=r"of torch.float16, got .* of torch.bfloat16"):
         function(a, b, *scales, indptr, out=torch.zeros(8, 32, dtype=torch.bfloat16), out_dtype=torch.float16)
+    out = torch.full((8, 32), 7.0, dtype=torch.bfloat16)
+    for number in (1, 3):
+        with pytest.raises(RuntimeError, match=rf"alpha needs numel\(\) = 2, but got {number}"):
+            function(a, b, *scales, indptr, torch.ones(number), out=out)
+    assert (out == 7).all()
+    with pytest.raises(ValueError, match=r"alpha must be torch.float32, got torch.float64"):
+        function(a, b, *scales, indptr, torch.ones(2).double())
+    with pytest.raises(ValueError, match="a must be torch.uint8 .*, got torch.float32"):
+        function(a.float(), b, *scales, indptr)
+    with pytest.raises(ValueError, match="b must be torch.uint8 .*, got torch.bfloat16"):
+        function(a, b.bfloat16(), *scales, indptr)
+    with pytest.raises(ValueError, match="a_scale must be torch.uint8 or torch.float8_e4m3fn, got torch.float32"):
+        function(a, b, scales[0].float(), scales[1], indptr)
+    for given in ({"out_dtype": torch.float32}, {"out": out.float()}):
+        with pytest.raises(ValueError, match="out_dtype must be torch.float16 or torch.bfloat16, got torch.float32"):
+            function(a, b, *scales, indptr, **given)
 
 
 @pytest.mark.gpu
@@ -353,6 +386,9 @@ def test_a_capture_needs_the_sizes_in_host_memory() -> None:
         ({"a_scales": lambda t: t.view(torch.uint8)}, "a_blockscale must be .*float8_e4m3fn"),
         ({"b_scales": lambda t: t[0]}, "b_blockscales must be .* with 3 dimensions"),
         ({"alphas": lambda t: t.double()}, "alphas must be .*float32"),
+        ({"alphas": lambda t: t[:2]}, r"alphas needs numel\(\) = 3, but got 2"),
+        ({"alphas": lambda t: t.repeat(2)}, r"alphas needs numel\(\) = 3, but got 6"),
+        ({"out_tensors": lambda t: t.repeat(1, 2)[:, :64]}, "output must be .* contiguous, but got"),
         ({"problem_sizes": lambda t: t.long()}, "problem_sizes must be .*int32"),
         ({"problem_sizes": lambda t: t[:, :2].contiguous()}, r"need problem_sizes \(3, 3\)"),
         ({"expert_offsets": lambda t: t[:2]}, "got .* 2 and 3"),
@@ -370,7 +406,7 @@ def test_what_vllms_compiled_code_checks_is_a_runtime_error_here(change: Any, me
     scales = torch.ones(3)
     a, a_scales = vllm.scaled_fp4_experts_quant(given["x"], scales, given["offsets"], given["scale_offsets"], 2)
     arguments: dict[str, Any] = {
-        "out_tensors": torch.zeros(40, 64, dtype=torch.bfloat16),
+        "out_tensors": torch.full((40, 64), 7.0, dtype=torch.bfloat16),
         "a_tensors": a,
         "b_tensors": given["b"],
         "a_scales": a_scales,
@@ -384,3 +420,4 @@ def test_what_vllms_compiled_code_checks_is_a_runtime_error_here(change: Any, me
         arguments[name] = function(arguments[name])
     with pytest.raises(RuntimeError, match=message):
         vllm.cutlass_fp4_moe_mm(**arguments)
+    assert (arguments["out_tensors"] == 7).all()

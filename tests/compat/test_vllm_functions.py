@@ -319,6 +319,11 @@ def test_a_padded_k_makes_an_unaligned_k_multipliable(device: str) -> None:
         ({"a": lambda t: t[:, ::2]}, "a must be contiguous"),
         ({"block_scale_a": lambda t: t.view(torch.uint8)}, "scale_a must be torch.float8_e4m3fn"),
         ({"alpha": lambda t: t.double()}, "alpha must be torch.float32"),
+        ({"alpha": lambda t: None}, r"alpha must be a torch.float32 tensor with numel\(\) = 1, but got NoneType"),
+        (
+            {"alpha": lambda t: t.repeat(2)},
+            r"alpha must be torch.float32 with numel\(\) = 1, but got torch.float32 with 2",
+        ),
         ({"b": lambda t: t[:, :16].contiguous()}, r"shapes cannot be multiplied \(5x32 and 32x16\)"),
         ({"b": lambda t: t[:30]}, "n to be divisible by 32, but got n = 30"),
         ({"block_scale_b": lambda t: t[:64]}, r"scale_b must be padded and swizzled to a shape \(128, 4\)"),
@@ -404,6 +409,22 @@ def test_rows_of_scales_that_no_expert_reaches_stay_unwritten_and_the_documentat
     assert (scales.view(torch.uint8)[reached:] == 0x7F).all()
     for text in (vllm.__doc__, vllm.scaled_fp4_experts_quant.__doc__):
         assert "stay unwritten" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("scale", [3.0, torch.ones(1).double(), torch.ones(2)], ids=["number", "float64", "two"])
+def test_a_global_scale_that_the_compiled_code_does_not_take_is_a_runtime_error(scale: Any) -> None:
+    x = normal(4, 64, torch.float16, "cpu")
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"scaled_fp4_quant: input_global_scale must be .*torch.float32"):
+        vllm.scaled_fp4_quant(x, scale)
+    with pytest.raises(RuntimeError, match=r"scaled_fp4_experts_quant: input_global_scale must be .*torch.float32"):
+        vllm.scaled_fp4_experts_quant(x, scale, offsets, offsets, 1)
+
+
+def test_experts_need_one_offset_of_scales_more_than_there_are() -> None:
+    x, offsets = normal(4, 64, torch.float16, "cpu"), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"blockscale_offsets needs numel\(\) = 2, but got 1"):
+        vllm.scaled_fp4_experts_quant(x, torch.ones(1), offsets, offsets[:1], 1)
 
 
 def test_more_rows_than_the_limit_name_the_variable(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
