@@ -50,6 +50,8 @@ _EXPORTS = {
     "use_pool": "pool",
 }
 
+_FRAMEWORKS = ("jax", "torch")  # imported only where a program asks for one
+
 __all__ = [
     "PaddedPool",
     "PaddingTag",
@@ -76,6 +78,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     home = _EXPORTS.get(name)
+    if name in _FRAMEWORKS:
+        raise AttributeError(f"module 'fp4rt' has no attribute {name!r} yet; `import fp4rt.{name}` makes it")
     if home is None:
         raise AttributeError(f"module 'fp4rt' has no attribute {name!r}")
     if home == "":

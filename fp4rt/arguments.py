@@ -202,6 +202,11 @@ def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, in
     """Operand ``a`` of matmul, and its (m, k)."""
     if isinstance(a, QuantizedTensor):
         return a.views(stream), *a.shape
+    if isinstance(a, PrepackedWeight):
+        raise DtypeError(
+            "matmul needs a as activations, an array or a QuantizedTensor, got a PrepackedWeight: the operands look "
+            "swapped; the weight is b"
+        )
     view = interop.view(a, "a", stream)
     return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
 

@@ -157,6 +157,11 @@ class QuantizedTensor:
         padding = f", padded_n={self.padded_n}" if self.padded_n != self.shape[1] else ""
         return f"QuantizedTensor(shape={self.shape}, layout={self.layout!r}{padding}, {type(self.data).__module__})"
 
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise DtypeError(
+            "a QuantizedTensor is no array: NumPy has no dtype for its codes; call .dequantize() for floats"
+        )
+
     @property
     def nbytes(self) -> int:
         """Bytes of data, scales (padding included) and global scale."""

@@ -129,6 +129,20 @@ def test_something_else_where_a_quantized_tensor_belongs() -> None:
         assert "ndarray" in message(DtypeError, call)
 
 
+def test_a_quantized_tensor_is_no_array_and_says_what_to_call() -> None:
+    q = fp4rt.quantize(np.ones((2, 16), np.float32))
+    for convert in (np.asarray, np.array, lambda q: np.asarray(q, np.float32)):
+        with pytest.raises(DtypeError, match=r"\.dequantize\(\)"):
+            convert(q)
+
+
+def test_a_prepacked_weight_in_the_place_of_the_activations_looks_swapped() -> None:
+    q = fp4rt.quantize(np.ones((2, 16), np.float32))
+    for function in (fp4rt.matmul, fp4rt.explain):
+        with pytest.raises(DtypeError, match="operands look swapped; the weight is b"):
+            function(fp4rt.prepack(q), q)
+
+
 def test_products_whose_k_differ() -> None:
     text = message(ShapeError, lambda: fp4rt.matmul(np.ones((3, 32), np.float16), W))
     assert "k = 32" in text

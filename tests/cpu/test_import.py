@@ -34,6 +34,20 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
     assert "quantise" in in_new_process(code)
 
 
+def test_a_framework_that_is_not_imported_yet_is_named_with_its_import() -> None:
+    code = (
+        "import sys, fp4rt\n"
+        "for name in ('torch', 'jax'):\n"
+        "    try: getattr(fp4rt, name)\n"
+        "    except AttributeError as error: print(error)\n"
+        "print('torch' in sys.modules)"
+    )
+    torch, jax, imported = in_new_process(code).splitlines()
+    assert "`import fp4rt.torch`" in torch
+    assert "`import fp4rt.jax`" in jax
+    assert imported == "False"
+
+
 def test_quantizing_numpy_arrays_imports_no_other_array_library() -> None:
     code = (
         "import sys, numpy, fp4rt; q = fp4rt.quantize(numpy.ones((1, 16), 'f2')); fp4rt.matmul(q, q); "
