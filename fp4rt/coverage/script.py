@@ -6,16 +6,22 @@ def cover_my_kernel():
 
 from __future__ import annotations
 
+import contextlib
 import runpy
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fp4rt.coverage.verdict import Verdict
-from fp4rt.errors import ShapeError
+from fp4rt.errors import Fp4rtError, ShapeError
 
-__all__ = ["PREFIX", "find_checks", "run_checks"]
+__all__ = ["PREFIX", "ScriptError", "find_checks", "run_checks"]
 
 PREFIX = "cover_"
+
+
+class ScriptError(Fp4rtError, RuntimeError):
+    """A script or one of its checks raised; ``__cause__`` is what, with the traceback from the script on."""
 
 
 def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
@@ -23,8 +29,13 @@ def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
 
     Raises:
         ShapeError: there is no such function in it.
+        ScriptError: its top level raises.
+        OSError: it cannot be read.
     """
-    names = runpy.run_path(str(script), run_name="fp4rt_coverage_script")
+    with open(script, "rb"):
+        pass  # what the script raises itself is told apart from this
+    with _blaming(script, f"script {str(script)!r}"):
+        names = runpy.run_path(str(script), run_name="fp4rt_coverage_script")
     checks = {name.removeprefix(PREFIX): value for name, value in names.items() if name.startswith(PREFIX)}
     if not checks:
         raise ShapeError(
@@ -38,6 +49,8 @@ def run_checks(script: Path, only: str | None = None) -> dict[str, Verdict]:
 
     Raises:
         ShapeError: no check is selected, or one returns no verdict.
+        ScriptError: a check raises, or the script's top level does.
+        OSError: the script cannot be read.
     """
     checks = find_checks(script)
     chosen = {name: check for name, check in checks.items() if only is None or only in name}
@@ -45,8 +58,28 @@ def run_checks(script: Path, only: str | None = None) -> dict[str, Verdict]:
         raise ShapeError(f"{script} has no check with {only!r} in its name; it has {', '.join(checks)}")
     verdicts = {}
     for name, check in chosen.items():
-        verdict = check()
+        with _blaming(script, f"check {name!r}"):
+            verdict = check()
         if not isinstance(verdict, Verdict):
             raise ShapeError(f"{PREFIX}{name} of {script} returned {type(verdict).__name__}; wanted a coverage verdict")
         verdicts[name] = verdict
     return verdicts
+
+
+@contextlib.contextmanager
+def _blaming(script: Path, what: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into one line that names it and its place."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename != str(script):
+            own = own.tb_next
+        if isinstance(error, SyntaxError):
+            text, file, line = error.msg, error.filename, error.lineno
+        else:
+            frames = traceback.extract_tb(own or error.__traceback__)
+            place = next((frame for frame in reversed(frames) if frame.filename == str(script)), frames[-1])
+            text, file, line = str(error), place.filename, place.lineno
+        said = f"{what} raised {type(error).__name__}{text and ': '}{text} ({Path(file or script).name}:{line})"
+        raise ScriptError(said) from error.with_traceback(own)

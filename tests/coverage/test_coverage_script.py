@@ -76,11 +76,47 @@ def test_command_speaks_json(script, capsys):
 
 
 def test_command_refuses_a_script_that_is_not_there_and_one_without_checks(tmp_path, capsys):
-    assert run(["coverage", str(tmp_path / "none.py")]) == 2
+    assert run(["coverage", str(tmp_path / "none.py")]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'none.py'}: No such file or directory\n"
+    assert run(["coverage", str(tmp_path)]) == 1
+    assert "Is a directory" in capsys.readouterr().err
     path = tmp_path / "nothing.py"
     path.write_text("")
     assert run(["coverage", str(path)]) == 1
     assert "no function named cover_..." in capsys.readouterr().err
+
+
+BOOM = "table = {}\n\ndef cover_x():\n    return look('zz')\n\ndef look(key):\n    return table[key]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "shown"),
+    [
+        (BOOM, "check 'x' raised KeyError: 'zz' (boom.py:7)", "return table[key]"),
+        ("1 / 0\n", "script 'boom.py' raised ZeroDivisionError: division by zero (boom.py:1)", "1 / 0"),
+        ("\ndef cover_x(:\n", "script 'boom.py' raised SyntaxError: invalid syntax (boom.py:2)", "def cover_x(:"),
+        ("import json\njson.loads('')\n", "raised JSONDecodeError: Expecting value", "json.loads('')"),
+        ("def cover_x(): raise OSError\n", "check 'x' raised OSError (boom.py:1)", "raise OSError"),
+        ("raise SystemExit(0)\n", "script 'boom.py' raised SystemExit: 0 (boom.py:1)", "raise SystemExit(0)"),
+        ("assert False\n", "script 'boom.py' raised AssertionError (boom.py:1)", "assert False"),
+    ],
+)
+def test_what_the_user_s_code_raises_is_one_line_and_its_traceback_is_on_stderr(
+    text, message, shown, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "boom.py").write_text(text)
+    assert run(["coverage", "boom.py", "--json"]) == 1
+    out, err = capsys.readouterr()
+    answer = json.loads(out)
+    assert answer["status"] == 1
+    assert message in answer["error"]
+    *lines, last = err.splitlines()
+    assert last == f"error: {answer['error']}"
+    assert shown in "\n".join(lines)
+    assert "fp4rt" not in "\n".join(lines)
+    assert run(["coverage", "boom.py"]) == 1
+    assert capsys.readouterr().out == ""
 
 
 def test_the_fixture_passes_what_is_covered(assert_covers):
