@@ -83,6 +83,7 @@ class RunReport:
         source, target: paths.
         format: format written.
         shards: the files, with checksums.
+        configuration: files written beside the shards that describe them: index, config.json, hf_quant_config.json.
         copied, left: files of the folder that went along, and that did not.
         notes: what else the user should know.
         seconds: wall time.
@@ -93,6 +94,7 @@ class RunReport:
     target: str
     format: str
     shards: list[ShardReport] = field(default_factory=list)
+    configuration: list[str] = field(default_factory=list)
     copied: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -90,6 +90,7 @@ def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, pr
             check_beside(target, content, overwrite)
             report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
             write_atomically(beside, content)
+            report.configuration.append(beside.name)
 
 
 def _write_folder(
@@ -113,8 +114,7 @@ def _write_folder(
                 journal.discard()
                 raise
             report.shards.extend(done[job.file] for job in plan.jobs)
-            _write_index(plan, target)
-            _write_configuration(plan, target)
+            report.configuration += [*_write_index(plan, target), *_write_configuration(plan, target)]
             for relative in copied:
                 _copy_companion(plan.store.location.folder, target, relative)
             journal.close()
@@ -198,11 +198,11 @@ def _run_jobs(
     return done
 
 
-def _write_index(plan: Plan, target: Path) -> None:
-    """The index of a sharded result, in the order of the tensors' names."""
+def _write_index(plan: Plan, target: Path) -> list[str]:
+    """The index of a sharded result, in the order of the tensors' names. Returns the names of the files written."""
     index = plan.store.location.index
     if index is None:
-        return
+        return []
     specs = {spec.name: (job.file, spec.nbytes) for job in plan.jobs for op in job.operations for spec in op.specs()}
     table = {
         "metadata": {"total_size": sum(nbytes for _, nbytes in specs.values())},
@@ -210,16 +210,22 @@ def _write_index(plan: Plan, target: Path) -> None:
     }
     assert index.name.endswith(INDEX_SUFFIX)
     write_atomically(target / index.name, json_bytes(table))
+    return [index.name]
 
 
-def _write_configuration(plan: Plan, target: Path) -> None:
+def _write_configuration(plan: Plan, target: Path) -> list[str]:
+    """What serving engines read. Returns the names of the files written."""
+    written = []
     outcome = plan.outcome
     config = plan.configuration.config
     updated = folder_config(config, outcome, plan.float_dtype)
     if config or updated:
         write_atomically(target / CONFIG, json_bytes(updated))
+        written.append(CONFIG)
     if outcome.form is not None and outcome.form.name == MODELOPT.name:
         write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(outcome)))
+        written.append(QUANT_CONFIG)
+    return written
 
 
 def _copy_companion(source: Path, target: Path, relative: Path) -> None:

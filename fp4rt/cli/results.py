@@ -91,6 +91,8 @@ def _files(report: RunReport) -> None:
     for shard in report.shards:
         kept = " (kept from an earlier run)" if shard.resumed else ""
         print(f"{clean(shard.file)}: {size(shard.nbytes)}, sha256 {shard.sha256[:CHECKSUM_SHOWN]}...{kept}")
+    if report.configuration:
+        print(f"configuration: {clean(', '.join(report.configuration))}")
 
 
 def _sums(report: RunReport, changed: list[TensorReport]) -> None:

@@ -71,9 +71,31 @@ def test_dry_run_writes_nothing(model, tmp_path, capsys):
     assert not any(tmp_path.iterdir())
 
 
+def test_every_file_that_a_run_writes_is_in_its_report(model, quantized, tmp_path, capsys):
+    checkpoint.save(tmp_path / "in.safetensors", {"a.weight": np.eye(16, 32, dtype=np.float32)})
+    (tmp_path / "one").mkdir()
+    for command in (
+        ("quantize", model, tmp_path / "a"),
+        ("quantize", tmp_path / "in.safetensors", tmp_path / "one" / "out.safetensors"),
+        ("convert", quantized, tmp_path / "b", "--to", "compressed-tensors"),
+        ("convert", tmp_path / "b", tmp_path / "c", "--to", "modelopt"),
+        ("dequantize", tmp_path / "c", tmp_path / "d"),
+    ):
+        assert fp4rt_command(*command, "--json") == 0
+        report = json.loads(capsys.readouterr().out)
+        folder = command[2].parent if command[2].suffix else command[2]
+        reported = [shard["file"] for shard in report["shards"]] + report["configuration"] + report["copied"]
+        assert sorted(reported) == sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    for dry in ((), ("--dry-run",)):
+        assert fp4rt_command("quantize", model, tmp_path / "e", "--overwrite", *dry) == 0
+        line = "configuration: model.safetensors.index.json, config.json, hf_quant_config.json"
+        assert (line in capsys.readouterr().out.splitlines()) == (not dry)
+
+
 def test_quantize_one_file_writes_the_configuration_beside_it(tmp_path, capsys):
     checkpoint.save(tmp_path / "in.safetensors", {"a.weight": np.eye(16, 32, dtype=np.float32)})
     assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "out.safetensors") == 0
+    assert "configuration: hf_quant_config.json" in capsys.readouterr().out.splitlines()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "hf_quant_config.json",
         "in.safetensors",
