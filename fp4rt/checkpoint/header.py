@@ -19,7 +19,16 @@ from typing import Any
 from fp4rt.checkpoint.dtypes import BITS
 from fp4rt.errors import CheckpointError
 
-__all__ = ["HEADER_ALIGNMENT", "MAX_HEADER_BYTES", "SIZE_BYTES", "Header", "TensorEntry", "parse", "serialize"]
+__all__ = [
+    "HEADER_ALIGNMENT",
+    "MAX_HEADER_BYTES",
+    "SIZE_BYTES",
+    "Header",
+    "TensorEntry",
+    "counted",
+    "parse",
+    "serialize",
+]
 
 SIZE_BYTES = 8
 HEADER_ALIGNMENT = 8
@@ -209,3 +218,8 @@ def printable(value: Any, limit: int = 120) -> str:
     """``repr`` of a value of a file, short and on one line, so that a hostile name cannot flood a terminal."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: "1 tensor", "2 tensors"; ``many`` where an s does not make the plural."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"

@@ -11,6 +11,7 @@ import numpy as np
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
+from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices
 from fp4rt.checkpoint.selection import matches
 from fp4rt.checkpoint.store import Store
@@ -83,7 +84,8 @@ def _matrix(layer: StoredLayer, q: QuantizedTensor, where: str, first_row: int) 
             row, column = np.unravel_index(int(np.argmax(wrong)), scales.shape)
             place = f"{where}row {first_row + int(row)}, block {int(column)}"
             value = scales[row, column]
-            yield Finding("error", name, f"{count} block scales are {what}, first 0x{value:02X} at {place}")
+            found = counted(count, "block scale is", "block scales are")
+            yield Finding("error", name, f"{found} {what}, first 0x{value:02X} at {place}")
     used = ceil_div(q.shape[1], BLOCK)
     if np.any(scales[:, used:]):
         yield Finding("error", name, f"{where}scales of blocks behind column {q.shape[1]} are not zero")
@@ -94,7 +96,8 @@ def _matrix(layer: StoredLayer, q: QuantizedTensor, where: str, first_row: int) 
         blocks = q.data.reshape(q.shape[0], -1, BLOCK // CODES_PER_BYTE)
         stray = int(np.count_nonzero(zero & blocks.any(axis=2)))
         if stray:
-            yield Finding("warning", name, f"{where}{stray} blocks of scale 0 have codes that are not 0")
+            found = counted(stray, "block of scale 0 has", "blocks of scale 0 have")
+            yield Finding("warning", name, f"{where}{found} codes that are not 0")
 
 
 def _codes_behind(q: QuantizedTensor) -> bool:
@@ -113,7 +116,10 @@ def _scale_padding(store: Store, layer: StoredLayer) -> Iterator[Finding]:
     mask = layout.padding_mask(layer.stored_rows, block_columns(layer.padded_columns)).reshape(-1)
     wrong = int(np.count_nonzero(stored[:, mask]))
     if wrong:
-        yield Finding("error", layer.name.weight, f"{wrong} padding bytes of {layer.layout} scales are not zero")
+        found = counted(
+            wrong, f"padding byte of {layer.layout} scales is", f"padding bytes of {layer.layout} scales are"
+        )
+        yield Finding("error", layer.name.weight, f"{found} not zero")
 
 
 def _row_padding(store: Store, layer: StoredLayer) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import typer
 
 from fp4rt.checkpoint.compare import compare
 from fp4rt.checkpoint.formats import FORMATS
+from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.inspect import Inspection
 from fp4rt.checkpoint.inspect import inspect as look_at
 from fp4rt.checkpoint.plan import format_named
@@ -29,6 +30,7 @@ From = Annotated[
     str | None,
     typer.Option("--from", metavar="FORMAT", help=f"Format where the file does not tell: {', '.join(FORMATS)}."),
 ]
+VERDICTS = {"differs": "differ"}  # what is said of several tensors where it is not what is said of one
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
@@ -118,7 +120,8 @@ def _verify_one(path: Path, form: str | None, as_json: bool) -> None:
     else:
         for finding in findings:
             print(f"{finding.severity}: {clean(finding.tensor)}: {finding.message}")
-        print(f"{path}: {len(store)} tensors, {len(errors)} errors, {len(findings) - len(errors)} warnings")
+        counts = ((len(store), "tensor"), (len(errors), "error"), (len(findings) - len(errors), "warning"))
+        print(f"{path}: {', '.join(counted(number, noun) for number, noun in counts)}")
     if errors:
         raise typer.Exit(BAD_INPUT)
 
@@ -142,7 +145,7 @@ def _verify_two(a: Path, b: Path, form: str | None, min_sqnr: float | None, verb
         if result.row_count:
             print_table(result)
         counts = Counter(row.verdict for row in rows)
-        print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
+        print(", ".join(counted(count, text, VERDICTS.get(text, text)) for text, count in counts.most_common()))
         for row in far:
             note(f"{clean(row.name)}: {decibel(row.sqnr_db or -math.inf)} dB is below --min-sqnr {min_sqnr:g}")
     if missing or far:
@@ -153,9 +156,9 @@ def _print_inspection(found: Inspection, verbose: bool) -> None:
     evidence = f" (said by {', '.join(found.evidence)})" if found.evidence else ""
     print(f"{found.path}: {found.format}{evidence}")
     for name, nbytes, count in found.files:
-        print(f"  {clean(name)}: {count} tensors, {size(nbytes)}")
+        print(f"  {clean(name)}: {counted(count, 'tensor')}, {size(nbytes)}")
     for tag, (count, nbytes) in found.dtypes.items():
-        print(f"  {tag}: {count} tensors, {size(nbytes)}")
+        print(f"  {tag}: {counted(count, 'tensor')}, {size(nbytes)}")
     if found.layers:
         headings = ("shape", "bytes", "global scale", "input scale", "zero blocks", "saturated")
         result = table("", [("weight", "left"), *((text, "right") for text in headings), ("layout", "left")])

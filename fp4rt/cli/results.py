@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.methods import METHODS
 from fp4rt.checkpoint.report import RunReport, TensorReport
 from fp4rt.cli.console import add, clean, note, print_table, size, table
@@ -56,7 +57,8 @@ def _quantized(rows: list[TensorReport]) -> None:
     print_table(result)
     clipped = sum(row.clipped_blocks for row in rows)
     if clipped:
-        note(f"note: {clipped} blocks are clipped: their largest values exceed what the global scale can express")
+        blocks = counted(clipped, "block is", "blocks are")
+        note(f"note: {blocks} clipped: the largest value exceeds what the global scale can express")
 
 
 def _converted(rows: list[TensorReport]) -> None:
@@ -80,7 +82,7 @@ def _left(rows: list[TensorReport], verbose: bool) -> None:
         return
     reasons = Counter(row.note for row in rows)
     if set(reasons) == {""}:
-        print(f"unchanged: {len(rows)} tensors")
+        print(f"unchanged: {counted(len(rows), 'tensor')}")
         return
     for reason, count in reasons.most_common():
         names = [row.name for row in rows if row.note == reason]
@@ -98,7 +100,9 @@ def _files(report: RunReport) -> None:
 def _sums(report: RunReport, changed: list[TensorReport]) -> None:
     verb = "would write" if report.dry_run else "wrote"
     ratio = report.bytes_after / report.bytes_before if report.bytes_before else 1.0
-    text = f"{verb} {report.target} ({report.format}): {len(changed)} weights, {size(report.bytes_before)} -> "
+    text = (
+        f"{verb} {report.target} ({report.format}): {counted(len(changed), 'weight')}, {size(report.bytes_before)} -> "
+    )
     text += f"{size(report.bytes_after)} ({ratio:.0%})"
     if not report.dry_run:
         speed = report.bytes_before / max(report.seconds, 1e-9)

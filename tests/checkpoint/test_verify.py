@@ -101,7 +101,7 @@ def test_rows_that_only_comfy_stores_must_be_zero(tmp_path):
 
 def test_stray_codes_under_a_zero_scale_are_a_warning(files, tmp_path):
     (finding,) = findings(files, tmp_path, matrix(files, b"\x00" + b"\x38" * 7))
-    assert (finding.severity, finding.message) == ("warning", "1 blocks of scale 0 have codes that are not 0")
+    assert (finding.severity, finding.message) == ("warning", "1 block of scale 0 has codes that are not 0")
 
 
 def test_layer_that_the_configuration_excludes_is_found(files, tmp_path):

@@ -118,7 +118,7 @@ def test_clipped_blocks_are_said_aloud(tmp_path, capsys):
     assert fp4rt_command("quantize", tmp_path / "in.safetensors", tmp_path / "o.safetensors", *options) == 0
     captured = capsys.readouterr()
     assert "1/16" in captured.out
-    assert "1 blocks are clipped" in captured.err
+    assert "1 block is clipped" in captured.err
 
 
 @pytest.mark.parametrize("to", ["compressed-tensors", "comfy", "bf16"])
@@ -149,9 +149,28 @@ def test_verify_fails_for_a_broken_checkpoint(tmp_path, capsys):
     q.scales[0, 0] = 0x7F
     checkpoint.save(tmp_path / "x.safetensors", {"w": q})
     assert fp4rt_command("verify", tmp_path / "x.safetensors") == 1
-    assert "error: w.weight: 1 block scales are NaN" in capsys.readouterr().out
+    assert "error: w.weight: 1 block scale is NaN" in capsys.readouterr().out
     assert fp4rt_command("verify", tmp_path / "x.safetensors", "--json") == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_one_of_a_thing_is_said_in_the_singular(tmp_path, capsys):
+    weights = {name: np.full((2, 16), 3, np.float32) for name in ("a.weight", "b.weight")}
+    one, two = tmp_path / "one.safetensors", tmp_path / "two.safetensors"
+    checkpoint.save(one, {"a.weight": weights["a.weight"]})
+    checkpoint.save(two, weights)
+    changed = tmp_path / "changed.safetensors"
+    checkpoint.save(changed, {name: weight + 1 for name, weight in weights.items()})
+    for command, status, text in (
+        (("inspect", one), 0, "one.safetensors: 1 tensor, "),
+        (("inspect", two), 0, "two.safetensors: 2 tensors, "),
+        (("verify", one, changed), 1, "1 differs, 1 only in B"),
+        (("verify", two, changed), 0, "2 differ\n"),
+        (("quantize", one, tmp_path / "q"), 0, "(modelopt): 1 weight, "),
+        (("verify", tmp_path / "q"), 0, "q: 3 tensors, 0 errors, 0 warnings"),
+    ):
+        assert fp4rt_command(*command) == status
+        assert text in capsys.readouterr().out
 
 
 def test_verify_two_fails_where_they_are_too_far_apart(model, quantized, capsys):
