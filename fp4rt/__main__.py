@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line of this process and exit with its status: 0 done, 1 bad input, 2 wrong usage."""
+    """Run the command line of this process and exit with its status, which ``fp4rt --help`` explains."""
     _settle_streams()
     from fp4rt.cli import run
 

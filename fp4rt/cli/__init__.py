@@ -1,7 +1,6 @@
 """The commands. Each is a thin shell over the package: it reads options, calls one function, and shows the result.
 
-Exit status: 0 done, 1 bad input (one line on stderr says what), 2 wrong usage. With ``--json`` an error is an object on
-stdout, too.
+Exit status: ``STATUS``; one line on stderr says what is wrong. With ``--json`` an error is an object on stdout, too.
 """
 
 from __future__ import annotations
@@ -23,9 +22,12 @@ from fp4rt.version import __version__
 
 __all__ = ["app", "run"]
 
+STATUS = "Exit status: 0 done, 1 bad input or a check that fails, 2 wrong usage, 130 interrupted."
+
 app = typer.Typer(
     name="fp4rt",
     help="NVFP4 quantization runtime: convert, look at and check 4-bit models.",
+    epilog=STATUS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

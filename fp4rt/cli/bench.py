@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import fp4rt
-from fp4rt.cli.console import fail, failing
+from fp4rt.cli.console import WRONG_USAGE, fail, failing
 
 __all__ = ["bench"]
 
@@ -32,7 +32,7 @@ def bench(
             print(f"{stem:24} {_summary(path)}")
         return
     if name not in scripts:
-        fail(f"no bench called {name!r}; there are {', '.join(scripts)}")
+        fail(f"no bench called {name!r}; there are {', '.join(scripts)}", WRONG_USAGE)
     done = subprocess.run([sys.executable, "-m", f"bench.{name}", *(arguments or ())], cwd=folder.parent)
     raise typer.Exit(done.returncode)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import time
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fp4rt.cache_folder import cache_folder
-from fp4rt.cli.console import add, failing, note, print_json, print_table, table
+from fp4rt.cli.console import add, failing, note, print_json, print_table, table, usage
 
 __all__ = ["compile_kernels"]
 
@@ -28,9 +29,11 @@ def compile_kernels(
     targets = importlib.import_module("fp4rt.cuda.arch")
     compiler = importlib.import_module("fp4rt.cuda.compiler")
     kernel_set = importlib.import_module("fp4rt.cuda.kernel_set")
+    supported, version = compiler.supported_archs(), compiler.nvrtc_version()
+    with usage() if arch else contextlib.nullcontext():  # the default may be more than an old NVRTC knows
+        chosen = [targets.parse_target(name, supported, version) for name in arch or targets.COMPILED_ARCHS]
     rows = []
-    for name in arch or targets.COMPILED_ARCHS:
-        target = targets.parse_target(name, compiler.supported_archs(), compiler.nvrtc_version())
+    for target in chosen:
         started = time.monotonic()
         specs = kernel_set.kernels_for(target)
         for spec in specs:

@@ -26,6 +26,7 @@ from fp4rt.errors import Fp4rtError
 
 __all__ = [
     "BAD_INPUT",
+    "WRONG_USAGE",
     "add",
     "answer_error",
     "answering_in_json",

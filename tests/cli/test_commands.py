@@ -303,7 +303,7 @@ def test_bench_lists_the_scripts_of_the_checkout(capsys):
     names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     assert {bench.name for bench in BENCHES} <= names
     assert not names & set(SUPPORT)
-    assert fp4rt_command("bench", "nothing") == 1
+    assert fp4rt_command("bench", "nothing") == 2
     assert "no bench called 'nothing'" in capsys.readouterr().err
 
 
@@ -313,6 +313,18 @@ def test_version_and_help(capsys):
     for command in ("quantize", "dequantize", "convert", "inspect", "verify", "doctor", "compile", "bench"):
         assert fp4rt_command(command, "--help") == 0
         assert "Usage: fp4rt" in capsys.readouterr().out
+
+
+def test_an_interrupt_ends_with_130_as_the_help_says(quantized, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fp4rt.cli.look.check", interrupt)
+    assert fp4rt_command("verify", quantized) == 130
+    assert capsys.readouterr().err.startswith("error: interrupted")
+    assert fp4rt_command("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "Exit status: 0 done, 1 bad input or a check that fails, 2 wrong usage, 130 interrupted." in text
 
 
 def test_help_of_quantize_explains_what_is_taken(capsys):
@@ -371,7 +383,8 @@ def test_two_single_files_in_one_folder_keep_the_configuration_of_each(tmp_path,
         (("dequantize", "missing.safetensors", "out"), 1, "missing.safetensors: no such file or folder"),
         (("convert", "missing.safetensors", "out", "--to", "comfy"), 1, "missing.safetensors: no such file or folder"),
         (("convert", "in", "out", "--to", "gguf"), 2, "unknown format 'gguf'"),
-        (("compile", "--arch", "sm_7"), 1, "sm_7"),
+        (("compile", "--arch", "sm_7"), 2, "sm_7"),
+        (("compile", "--arch", "90"), 2, "'90' is no CUDA architecture"),
         (("coverage", "missing.py"), 1, "missing.py: No such file or directory"),
         (("quantize",), 2, "Missing argument"),
         (("inspect", "in", "--unheard-of"), 2, "--unheard-of"),
