@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
+from fp4rt.checkpoint.catalog import catalog
 from fp4rt.checkpoint.compare import compare
+from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import FORMATS
 from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.inspect import Inspection
@@ -91,7 +93,11 @@ def verify(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List identical tensors, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check every invariant of a checkpoint, or compare two of them, tensor by tensor, across formats."""
+    """Check every invariant of a checkpoint, or compare two of them, tensor by tensor, across formats.
+
+    Exit status 1: an invariant is broken, A holds no NVFP4 layers (without B), B lacks what A has or the reverse, or a
+    weight is too far.
+    """
     _check_format(form)
     with usage():
         if min_sqnr is not None and math.isnan(min_sqnr):
@@ -112,6 +118,8 @@ def _check_format(form: str | None) -> None:
 
 def _verify_one(path: Path, form: str | None, as_json: bool) -> None:
     store = Store(path)
+    if not catalog(store, detect(store, read_configuration(store), form)):
+        raise CheckpointError(f"no NVFP4 layers in {path}; `fp4rt quantize` makes them")
     with bar("verify", store.nbytes, quiet=as_json) as progress:
         findings = check(store, form, progress)
     errors = [finding for finding in findings if finding.severity == "error"]

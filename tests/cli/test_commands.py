@@ -124,8 +124,9 @@ def test_clipped_blocks_are_said_aloud(tmp_path, capsys):
 @pytest.mark.parametrize("to", ["compressed-tensors", "comfy", "bf16"])
 def test_convert_and_verify_against_the_source(to, quantized, tmp_path, capsys):
     assert fp4rt_command("convert", quantized, tmp_path / "x", "--to", to) == 0
-    assert fp4rt_command("verify", tmp_path / "x") == 0
-    assert "0 errors" in capsys.readouterr().out
+    assert fp4rt_command("verify", tmp_path / "x") == (1 if to == "bf16" else 0)
+    said = capsys.readouterr()
+    assert (f"no NVFP4 layers in {tmp_path / 'x'};" in said.err) if to == "bf16" else ("0 errors" in said.out)
     assert fp4rt_command("verify", quantized, tmp_path / "x", "--min-sqnr", "40") == 0
     out = capsys.readouterr().out
     assert "identical" in out
@@ -384,6 +385,7 @@ def test_two_single_files_in_one_folder_keep_the_configuration_of_each(tmp_path,
         (("convert", "missing.safetensors", "out", "--to", "comfy"), 1, "missing.safetensors: no such file or folder"),
         (("convert", "in", "out", "--to", "gguf"), 2, "unknown format 'gguf'"),
         (("compile", "--arch", "sm_7"), 2, "sm_7"),
+        (("verify", "plain.safetensors"), 1, "no NVFP4 layers in plain.safetensors"),
         (("compile", "--arch", "90"), 2, "'90' is no CUDA architecture"),
         (("coverage", "missing.py"), 1, "missing.py: No such file or directory"),
         (("quantize",), 2, "Missing argument"),
@@ -397,6 +399,7 @@ def test_an_error_in_json_is_one_object_and_the_line_on_stderr_stays(
     command, status, message, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    checkpoint.save("plain.safetensors", {"a.weight": np.ones((2, 16), np.float32)})
     assert fp4rt_command(*command, "--json") == status
     out, err = capsys.readouterr()
     answer = json.loads(out)
