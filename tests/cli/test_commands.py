@@ -297,6 +297,8 @@ def test_doctor_says_what_is_usable_and_why_not(capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["backends"][0]["name"] == "cpu"
     assert facts["fp4rt"] == fp4rt.__version__
+    if "CUDA headers" in facts:
+        assert (facts["CUDA headers"] == "unknown") == (not facts["backends"][1]["usable"])
 
 
 def test_bench_lists_the_scripts_of_the_checkout(capsys):
