@@ -20,7 +20,7 @@ from fp4rt.checkpoint.report import RunReport
 from fp4rt.checkpoint.selection import Selection
 from fp4rt.checkpoint.store import Store
 from fp4rt.cli.console import bar, failing, print_json, usage
-from fp4rt.cli.paths import PICTURES, check_ending, check_folder, named
+from fp4rt.cli.paths import PICTURES, check_ending, check_folder, check_target, named
 from fp4rt.cli.results import print_report
 from fp4rt.errors import CheckpointError
 from fp4rt.format import AMAX_TARGET
@@ -97,6 +97,9 @@ def quantize(
         scale_layout(format_named(to), layout)
         chosen = Method(method, percentile)
         check_ending("--plot", plot, PICTURES)
+        check_target(target)
+        if compare and dry_run:
+            raise CheckpointError("--compare measures what is quantized and --dry-run quantizes nothing; drop one")
     if plot is not None:
         from fp4rt.cli import figures
 
@@ -185,8 +188,9 @@ def _convert(
     as_json: bool,
     **extra: Any,
 ) -> None:
-    if form is not None:
-        with usage():
+    with usage():
+        check_target(target)
+        if form is not None:
             format_named(form)
     with bar("convert", Store(source).nbytes, quiet=as_json or dry_run) as progress:
         report = checkpoint.convert(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import typer
 
+from fp4rt.checkpoint.folder import SUFFIX
 from fp4rt.errors import CheckpointError
 
-__all__ = ["PAGES", "PICTURES", "check_ending", "check_folder", "named"]
+__all__ = ["PAGES", "PICTURES", "check_ending", "check_folder", "check_target", "named"]
 
 PAGES = (".html", ".htm")
 PICTURES = (".png", ".svg", ".pdf")
@@ -29,6 +30,16 @@ def check_ending(option: str, path: Path | None, endings: tuple[str, ...]) -> No
     """
     if path is not None and path.suffix.lower() not in endings:
         raise CheckpointError(f"{option} needs a name that ends with {' or '.join(endings)}, got {path}")
+
+
+def check_target(path: Path) -> None:
+    """OUT is a safetensors file or a folder; the ending of another kind of file is a mistake, version numbers are none.
+
+    Raises:
+        CheckpointError: it ends so, and no folder of that name exists.
+    """
+    if path.suffix[1:].isalpha() and path.suffix != SUFFIX and not path.is_dir():
+        raise CheckpointError(f"OUT needs a name that ends with {SUFFIX}, or a folder, got {path}; `mkdir` it first")
 
 
 def check_folder(path: Path | None, made: Path | None = None) -> None:

@@ -192,6 +192,7 @@ def test_converting_what_is_not_quantized_is_one_line(command, tmp_path, capsys)
         (("--input-amax", "-1"), "--input-amax must be positive"),
         (("--input-amax", "inf"), "--input-amax must be positive"),
         (("--plot", "model.safetensors"), "--plot needs a name that ends with .png"),
+        (("--dry-run", "--compare"), "--dry-run quantizes nothing; drop one"),
     ],
 )
 def test_an_option_that_means_nothing_is_wrong_usage_in_one_line(options, message, tmp_path, capsys):
@@ -229,6 +230,24 @@ def test_wrong_usage_of_other_commands_is_one_line_too(command, message, tmp_pat
     check_refusal(code, capsys.readouterr(), message, status=2)
     assert names(tmp_path) == files
     assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", [("quantize",), ("convert", "--to", "comfy"), ("dequantize",)])
+@pytest.mark.parametrize("name", ["out.bin", "out.safetensor", "out.SAFETENSORS"])
+def test_an_out_that_ends_like_another_file_is_wrong_usage(command, name, tmp_path, capsys):
+    source, weight = tmp_path / "in.safetensors", np.ones((2, 16), np.float32)
+    named = {"a.weight": weight} if command[0] == "quantize" else {"a": fp4rt.quantize(weight, layout="linear")}
+    checkpoint.save(source, named)
+    before = names(tmp_path)
+    arguments = [command[0], str(source), str(tmp_path / name), *command[1:]]
+    assert run([*arguments, "--overwrite"]) == 2
+    assert f"ends with .safetensors, or a folder, got {tmp_path / name}" in capsys.readouterr().err
+    assert names(tmp_path) == before
+    (tmp_path / name).mkdir()
+    assert run(arguments) == 0
+    arguments[2] = str(tmp_path / "Llama-3.1-8B")  # a version number is no ending
+    assert run(arguments) == 0
+    assert (tmp_path / "Llama-3.1-8B").is_dir()
 
 
 @pytest.mark.parametrize("command", [("quantize", "", "out"), ("quantize", "in", ""), ("inspect", ""), ("verify", "")])
