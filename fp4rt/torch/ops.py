@@ -20,15 +20,23 @@ __all__ = ["dequantize", "global_scale", "linear", "linear_prepacked", "matmul",
 
 _library = torch.library.Library("fp4rt", "DEF")
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
+_dispatch_keys = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # PyTorch 2.4 shows them as text only
 
-# Dispatch keys of plain tensors on one device, as numbers: nothing is between autograd and the device.
+# Dispatch keys of plain tensors on one device: nothing is between autograd and the device.
 _PLAIN = frozenset(
-    (torch._C.DispatchKeySet(device) | torch._C.DispatchKeySet(autograd)).raw_repr()
+    _dispatch_keys(torch._C.DispatchKeySet(device) | torch._C.DispatchKeySet(autograd))
     for device, autograd in (
         (torch._C.DispatchKey.CPU, torch._C.DispatchKey.AutogradCPU),
         (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.AutogradCUDA),
     )
 )
+
+
+def _requires_grad(*arguments: Any) -> bool:
+    return any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments)
+
+
+_any_requires_grad = getattr(torch._C, "_any_requires_grad", _requires_grad)  # older PyTorch has none
 
 
 def _operator(schema: str) -> Any:
@@ -68,9 +76,9 @@ def _autograd_kernel(operator: Any, function: Any) -> Any:
             )
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+        if torch.is_grad_enabled() and _any_requires_grad(*args):
             return WithoutGradient.apply(keyset, *args)
-        if keyset.raw_repr() in _PLAIN:
+        if _dispatch_keys(keyset) in _PLAIN:
             return function(*args)
         return below(keyset, args)
 

@@ -15,9 +15,11 @@ import pytest
 import fp4rt
 from fp4rt import interop
 from fp4rt.cuda import dependent_launch, kernel
+from fp4rt.cuda.compiler import supported_archs
 from fp4rt.cuda.gemm import tensor_map
 from fp4rt.cuda.gemm.matmul import ARGUMENTS, HOPPER_ARGUMENTS, forget_plans
 from fp4rt.cuda.gemm.problem import device_measures
+from fp4rt.errors import BackendUnavailable
 from fp4rt.interop import Device, export, readers
 from fp4rt.pool import Buffer, HostUpstream
 from fp4rt.prepacked import PrepackedWeight, tiles_shape
@@ -72,6 +74,10 @@ class Launches:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch, driver: Any) -> Iterator[Launches]:
+    try:
+        supported_archs()
+    except BackendUnavailable as error:
+        pytest.skip(f"needs NVRTC, which says what it can compile for: {error}")
     recording = Launches()
     monkeypatch.setattr(kernel, "_cuda", lambda: (recording, recording, recording.module))
     monkeypatch.setattr(kernel, "_kernels", {})
