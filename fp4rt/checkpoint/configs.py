@@ -53,6 +53,11 @@ class Outcome:
     kv_cache: str | None = None
 
     @property
+    def has_hf_quant_config(self) -> bool:
+        """Whether hf_quant_config.json goes with it."""
+        return self.form is not None and self.form.name == MODELOPT.name
+
+    @property
     def groups(self) -> list[tuple[str, tuple[str, ...]]]:
         """(algorithm, modules) of every group that has modules."""
         groups = ((W4A4, self.with_activations), (W4A16, self.weight_only))

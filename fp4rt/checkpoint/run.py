@@ -17,7 +17,6 @@ from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.claim import Claim
 from fp4rt.checkpoint.configs import folder_config, hf_quant_config
 from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, SUFFIX, companions
-from fp4rt.checkpoint.formats import MODELOPT
 from fp4rt.checkpoint.journal import STATE_FOLDER, Journal, fingerprint, json_bytes
 from fp4rt.checkpoint.plan import Plan, ShardJob
 from fp4rt.checkpoint.report import RunReport, ShardReport
@@ -81,7 +80,7 @@ def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, pr
         raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
     with Claim(target.with_name(f".{target.name}.lock"), target):
         refuse_existing(target, overwrite)
-        if plan.outcome.form is None or plan.outcome.form.name != MODELOPT.name:
+        if not plan.outcome.has_hf_quant_config:
             report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
             return
         beside = target.parent / QUANT_CONFIG
@@ -222,7 +221,7 @@ def _write_configuration(plan: Plan, target: Path) -> list[str]:
     if config or updated:
         write_atomically(target / CONFIG, json_bytes(updated))
         written.append(CONFIG)
-    if outcome.form is not None and outcome.form.name == MODELOPT.name:
+    if outcome.has_hf_quant_config:
         write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(outcome)))
         written.append(QUANT_CONFIG)
     return written

@@ -75,15 +75,14 @@ def save(
     plain = [TensorEntry(n, arrays[n][0].dtype, arrays[n][0].shape, 0, 0) for n in tensors if n not in quantized]
     modules = tuple(sorted(target.name.base for target in targets))
     outcome = Outcome(form if quantized else None, modules, (), configs.kept_linears(plain, modules))
-    writes_config = bool(quantized) and form.name == MODELOPT.name
     content = json_bytes(configs.hf_quant_config(outcome))
-    if writes_config:
+    if outcome.has_hf_quant_config:
         check_beside(path, content, overwrite)
     table = configs.file_metadata(dict(metadata or {}), outcome, target_metadata(targets), standalone=True)
     with TensorFileWriter(path, [spec for spec, _ in arrays.values()], table) as writer:
         for name, (_, array) in arrays.items():
             writer.write(name, array)
-    if writes_config:
+    if outcome.has_hf_quant_config:
         write_atomically(path.parent / QUANT_CONFIG, content)
 
 
