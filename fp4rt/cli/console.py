@@ -164,11 +164,11 @@ def size(nbytes: int) -> str:
 def bar(title: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """A progress bar on stderr with bytes, speed and time to go; gives the function that moves it."""
     console = _stderr()
+    if quiet or not console.is_terminal:
+        yield lambda nbytes: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    progress = Progress(
-        *columns, TimeRemainingColumn(), console=console, transient=True, disable=quiet or not console.is_terminal
-    )
-    with progress:
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as progress:
         task = progress.add_task(title, total=total)
         yield lambda nbytes: progress.advance(task, nbytes)
 
