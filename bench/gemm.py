@@ -4,8 +4,13 @@
 
 ``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
 time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
-8192 x 8192 x 8192 product; both are measured first. A case and cuBLAS run in turns, as clocks change with the load. L2
-is emptied before every call; what a call needs beside its kernel (NVFP4 activations to bf16, say) is part of its time.
+8192 x 8192 x 8192 product; both are measured first. L2 is emptied before every call; what a call needs beside its
+kernel (NVFP4 activations to bf16, say) is part of its time.
+
+A case and cuBLAS run in turns, each as ``triton.testing.do_bench`` runs it: 25 ms of calls unmeasured, then 100 ms.
+Long products come to the card's power limit, and each is measured at the clocks that its own load leaves: the fewer
+joules, the faster. ``ratio_call_by_call`` in the notes is what remains where single calls of the two alternate and both
+run at the same clocks.
 """
 
 from __future__ import annotations
@@ -33,7 +38,9 @@ UNPACKED_TOKENS = (1, 8, 16, 64)
 CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
 ROUNDS = 3
-TURN_SECONDS = 0.05  # of the product itself: the clocks settle
+WARM_SECONDS, TURN_SECONDS = 0.025, 0.1  # of the product itself: the clocks settle
+ALTERNATIONS = 24
+LONG_TOKENS = 256  # from here on, products are long enough for the power limit
 REST_SECONDS = 1.0  # before the small products of the next shape: they recover from the last one's long products
 
 
@@ -95,7 +102,14 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
 def both_times(product: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
     """Seconds of each call of both, in turns."""
     once = statistics.median(device_times(product, 5))
-    return in_turns(product, twin, rounds=ROUNDS, repeats=int(min(200, max(8, TURN_SECONDS / once))))
+    repeats, warmup = int(min(200, max(8, TURN_SECONDS / once))), int(max(3, WARM_SECONDS / once))
+    return in_turns(product, twin, rounds=ROUNDS, repeats=repeats, warmup=warmup)
+
+
+def call_by_call(product: Callable[[], object], twin: Callable[[], object]) -> float:
+    """The ratio of both where their calls alternate."""
+    own, reference = in_turns(product, twin, rounds=ALTERNATIONS, repeats=1, warmup=0)
+    return round(statistics.median(reference) / statistics.median(own), 2)
 
 
 def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[Row]:
@@ -129,6 +143,7 @@ def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds
     if not error < limit:
         raise SystemExit(f"{kind.name} {m} x {n} x {k} is wrong: {error} from cuBLAS's product; nothing to measure")
     seconds, reference = both_times(product, twin)
+    alternating = {"ratio_call_by_call": call_by_call(product, twin)} if m >= LONG_TOKENS else {}
     microseconds, spread = timing(seconds)
     explanation = fp4rt.explain(a, weight)
     return Row(
@@ -151,6 +166,7 @@ def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds
             "cublas_us": 1e6 * statistics.median(reference),
             "bound_us": bounds.microseconds(m, n, k),
             "kernel": f"{explanation.kernel} {explanation.tile}",
+            **alternating,
         },
     )
 

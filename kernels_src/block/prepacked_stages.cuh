@@ -13,7 +13,7 @@
 #include "block/prepacked_work.cuh"
 #include "block/ring.cuh"
 #include "ptx/blocks.cuh"
-#include "ptx/cp_async.cuh"
+#include "ptx/cache_policy.cuh"
 
 constexpr u32 STAGE_CHUNKS = STAGE_GROUPS * GROUP_CHUNKS;
 constexpr u32 CHUNK_TOKEN_BYTES = 8 * TOKEN_TILES * CHUNK_COLUMNS * 2;

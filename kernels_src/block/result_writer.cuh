@@ -4,6 +4,7 @@
 // A lane's sums lie as mma.sync leaves them: rows of the weight g and g + 8, tokens 2t and 2t + 1.
 #pragma once
 #include "block/gemm_epilogue.cuh"
+#include "ptx/pair_convert.cuh"
 
 struct ResultWriter {
     u8* out;      // at row 0, token 0
@@ -47,6 +48,19 @@ __device__ __forceinline__ float finished(const ResultWriter& writer, float sum,
     return sum * writer.factor + bias;
 }
 
+// Whether results are sums times the factor, in the activations' own TYPE of two bytes: most are. Their way out has its own
+// instructions, half as many: a short product fetches them from memory at its end, when it has nothing else to do.
+template <i32 TYPE>
+__device__ __forceinline__ bool are_plain(const GemmArguments& args, const ResultWriter& writer) {
+    return args.out_type == TYPE && args.bias == nullptr && args.partial == nullptr && writer.first == 1.0f;
+}
+
+template <i32 TYPE>
+__device__ __forceinline__ u32 plain_pair(const ResultWriter& writer, const float* two) {
+    const float low = two[0] * writer.factor, high = two[1] * writer.factor;
+    return TYPE == FLOAT16 ? f16x2_from_floats(low, high) : bf16x2_from_floats(low, high);
+}
+
 __device__ __forceinline__ void write_result(const ResultWriter& writer, u32 token, i64 row, float sum, float bias) {
     const float value = finished(writer, sum, bias);
     const u16 bits = writer.half ? f16_from_float(value) : bf16_from_float(value);
@@ -72,5 +86,23 @@ __device__ __forceinline__ void write_sums(const GemmArguments& args, const Resu
         write_result(writer, token + 8 * q + 1, row, sums[4 * q + 1], bias);
         write_result(writer, token + 8 * q, row + 8, sums[4 * q + 2], bias_high);
         write_result(writer, token + 8 * q + 1, row + 8, sums[4 * q + 3], bias_high);
+    }
+}
+
+// The same where results are plain.
+template <u32 TILES, i32 TYPE>
+__device__ __forceinline__ void write_plain_sums(const ResultWriter& writer, const float* sums, u32 token, u32 row) {
+    u16* const at = (u16*)writer.out + (token * writer.n + row);
+    const bool has_row = row < writer.n, has_high = row + 8 < writer.n;
+#pragma unroll
+    for (u32 q = 0; q < TILES; ++q) {
+        const u32 pair = plain_pair<TYPE>(writer, sums + 4 * q), pair_high = plain_pair<TYPE>(writer, sums + 4 * q + 2);
+#pragma unroll
+        for (u32 i = 0; i < 2; ++i) {
+            u16* const to = at + (8 * q + i) * writer.n;
+            const bool has_token = token + 8 * q + i < writer.m;
+            if (has_token && has_row) to[0] = (u16)(pair >> 16 * i);
+            if (has_token && has_high) to[8] = (u16)(pair_high >> 16 * i);
+        }
     }
 }

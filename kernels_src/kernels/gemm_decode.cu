@@ -152,11 +152,16 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
             }
         }
         const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, work.split);
+        const bool plain = are_plain<A_TYPE>(args.gemm, writer);
 #pragma unroll
         for (u32 r = 0; r < WARP_TILES; ++r) {
             if (own_tile + r >= work.tiles) break;
             const u32 row = (work.first_tile + own_tile + r) * TILE_ROWS + g;
-            write_sums<TOKEN_TILES>(args.gemm, writer, sums[r][0], 2 * t, row);
+            if (plain) {
+                write_plain_sums<TOKEN_TILES, A_TYPE>(writer, sums[r][0], 2 * t, row);
+            } else {
+                write_sums<TOKEN_TILES>(args.gemm, writer, sums[r][0], 2 * t, row);
+            }
         }
     }
 }

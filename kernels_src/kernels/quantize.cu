@@ -12,6 +12,7 @@
 #include "block/quantize_block.cuh"
 #include "kernels/quantize_arguments.cuh"
 #include "layout/scale_layout.cuh"
+#include "ptx/cache_policy.cuh"
 #include "ptx/global_memory.cuh"
 
 #if __CUDA_ARCH__ < 800
@@ -48,6 +49,11 @@ __device__ __forceinline__ void load_block(u32* word, const u8* from) {
     for (u32 i = 0; i < BLOCK_WORDS; i += 4) load_16(from + 4 * i, word + i);
 }
 
+__device__ __forceinline__ void load_block(u32* word, const u8* from, u64 policy) {
+#pragma unroll
+    for (u32 i = 0; i < BLOCK_WORDS; i += 4) load_16_policy(from + 4 * i, word + i, policy);
+}
+
 // Zeros where x has no such block.
 __device__ __forceinline__ void load_block_if(bool there, u32* word, const u8* from) {
 #pragma unroll
@@ -77,7 +83,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) quantize(cons
     const float global_scale = read_global_scale(a.global_scale, a.global_scale_value);
     const u8* from = a.x + ((i64)run.row * a.row_stride + (u64)column * BLOCK_BYTES);
     u32 word[BLOCKS_PER_LANE][BLOCK_WORDS];
-    if (run.column + RUN <= input_end) {  // almost always
+    const bool whole = run.column + RUN <= input_end;  // almost always
+    if (whole && a.read_once) {
+        const u64 policy = evict_first_policy();
+#pragma unroll
+        for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) load_block(word[k], from + k * (WARP * BLOCK_BYTES), policy);
+    } else if (whole) {
 #pragma unroll
         for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) load_block(word[k], from + k * (WARP * BLOCK_BYTES));
     } else {
@@ -103,14 +114,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS_PER_SM) quantize(cons
 
     if (is_ordinary(global_scale)) {
         const float inverse = inverse_for_factors(global_scale);
-        float t[BLOCKS_PER_LANE + 1] = {};
-#pragma unroll
-        for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) t[k] = scaled_maximum<INPUT>(word[k], global_scale);  // 1, 2
-#pragma unroll
+        // One block's instructions serve all: the fewer there are, the sooner the first CTAs have fetched them.
+#pragma unroll 1
         for (u32 k = 0; k < BLOCKS_PER_LANE; ++k) {
-            const u32 scale_bytes = e4m3x2_from_floats(t[k & ~1u], t[k | 1u]);  // 3
-            const u32 scale_byte = scale_bytes >> 8 * (k & 1u) & 0xFFu;
-            store(k, scale_byte, quantize_ordinary<INPUT>(word[k], scale_byte, inverse));  // 4, 5
+            const float t = scaled_maximum<INPUT>(word[0], global_scale);                   // 1, 2
+            const u32 scale_byte = e4m3x2_from_floats(t, 0.0f) & 0xFFu;                     // 3
+            store(k, scale_byte, quantize_ordinary<INPUT>(word[0], scale_byte, inverse));  // 4, 5
+#pragma unroll
+            for (u32 next = 1; next < BLOCKS_PER_LANE; ++next) {
+#pragma unroll
+                for (u32 i = 0; i < BLOCK_WORDS; ++i) word[next - 1][i] = word[next][i];
+            }
         }
     } else {
 #pragma unroll 1

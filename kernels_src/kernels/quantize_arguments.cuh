@@ -15,5 +15,6 @@ struct QuantizeArguments {
     u32 across;         // tiles in a row of tiles
     u32 strips;         // rows of CTAs
     u32 backwards;      // from the end of x to its start: what was read last is still in L2
+    u32 read_once;      // x is larger than L2 anyway: let it evict itself
     float global_scale_value;
 };

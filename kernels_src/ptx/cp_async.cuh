@@ -1,18 +1,10 @@
 // Copies from global to shared memory that run beside the arithmetic (cp.async, sm_80).
 // On entry: both addresses are multiples of the bytes copied; `valid` bytes are read, the rest of the destination
-// becomes zero. Addresses in shared memory are 32-bit.
+// becomes zero. Addresses in shared memory are 32-bit. No function here takes a cache policy: ptxas up to 13.3 can leave
+// its register unset (L2::cache_hint), an illegal instruction at run time, seen on an H200.
 // Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 #pragma once
 #include "num/integers.cuh"
-
-// A cache policy for data that is read once: first out of L2, so that it evicts nothing that is used again. For bulk
-// copies. With cp.async itself ptxas up to 13.3 can leave the policy's register unset (L2::cache_hint): an illegal
-// instruction at run time, seen on an H200; hence no such function here.
-__device__ __forceinline__ u64 evict_first_policy() {
-    u64 policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");

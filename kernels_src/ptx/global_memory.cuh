@@ -10,6 +10,13 @@ __device__ __forceinline__ void load_16(const u8* from, u32* word) {
                  : "l"(from));
 }
 
+// `policy`: ptx/cache_policy.cuh.
+__device__ __forceinline__ void load_16_policy(const u8* from, u32* word, u64 policy) {
+    asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(from), "l"(policy));
+}
+
 __device__ __forceinline__ void load_8(const u8* from, u32* word) {
     asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(from));
 }

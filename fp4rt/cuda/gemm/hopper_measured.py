@@ -9,9 +9,9 @@ __all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS"]
 ANY_M = 2**63
 MEASURED_MULTIPROCESSORS = 132
 # Tiles that win for several sizes; one or two per cent are given away so that there are few to compile.
-_WIDE = PrefillTile(256, 1, 8, 4, 2, 4)
-_WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2)
-_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 4, cluster=2)
+_WIDE = PrefillTile(256, 1, 8, 4, 2, 2)
+_WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 2, k_cluster=2)
+_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 2, cluster=2)
 _MIDDLE = PrefillTile(192, 1, 8, 5, 2, 4)
 _MIDDLE_HALVES = PrefillTile(192, 1, 8, 5, 2, 4, k_cluster=2)
 _NARROW = PrefillTile(128, 1, 8, 6, 3, 4)

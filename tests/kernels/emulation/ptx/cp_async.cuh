@@ -3,8 +3,6 @@
 #include "block.h"
 #include "num/integers.cuh"
 
-inline u64 evict_first_policy() { return 0; }
-
 inline void emulate_copy(u32 to, const void* from, u32 size, u32 valid) {
     if (to % size != 0) emulation::fail("cp.async to a misaligned address");
     if ((uintptr_t)from % size != 0) emulation::fail("cp.async from a misaligned address");

@@ -1,0 +1,3 @@
+// kernels_src/ptx/cache_policy.cuh on a CPU.
+#pragma once
+#include "../../host/ptx/cache_policy.cuh"
