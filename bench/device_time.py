@@ -1,6 +1,6 @@
 """Times on a CUDA device as a caller sees them: events around a call, the L2 cache emptied before each, medians.
 
-Between two calls 256 MiB are set to zero: longer than the host needs to queue the next call, so the time between the
+Between two calls 512 MiB are set to zero: longer than the host needs to queue the next call, so the time between the
 events is the device's own, launch included; and larger than any L2, so nothing of the call before is in it.
 
 Where a launch lies in the device's queue moves its time by up to a microsecond, in a pattern of a few launches. So the
@@ -21,7 +21,7 @@ __all__ = ["FLUSH_BYTES", "copy_of", "device_times", "event_pairs", "in_turns", 
 
 EventPair = tuple[Any, Any]
 
-FLUSH_BYTES = 256 << 20
+FLUSH_BYTES = 512 << 20
 _MOST_PIECES = 8
 _DEVICE_TO_DEVICE = 3
 _READ_ALL = r"""

@@ -5,7 +5,7 @@
 
 struct PrepackedGemmArguments {
     TensorMap activations;  // (m, k) fp16 or bf16; tiles of 64 columns, 128 bytes, swizzled by 128 bytes
-    GemmArguments gemm;     // `b` are the tiles; `a` and the fields of layouts are unused
+    GemmArguments gemm;     // `b` are the tiles; `a` and its layout are read only where A is NVFP4 and has no map
     u32 dependent;          // not 0: launched while the kernel that writes the activations runs
     // gemm_prefill.cu alone: block/prefill_tiles.cuh, block/shared_tiles.cuh
     u32 whole_tiles;        // that one worker has alone

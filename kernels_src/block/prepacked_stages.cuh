@@ -1,13 +1,14 @@
 // Weights and activations on their way to shared memory: decode and small, whose tile holds all tokens.
 //
-// One warp fills the stages. A stage takes a unit of k: the block's weights in bulk, the activations by tensor map. Few
-// stages are enough and more are slower: blocks then drift apart and read memory less in order.
+// One warp fills the stages. A stage takes a unit of k: the block's weights in bulk, the activations by tensor map, unless
+// ACTIVATION_WARPS other warps decode them (block/decoded_activations.cuh). Few stages are enough and more are slower:
+// blocks then drift apart and read memory less in order.
 //
 //   stage      [STAGE_GROUPS][ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
 //   beyond the last column group: that group again, times activations that the copy engine fills with 0
 //
-// Defined by the kernel: TOKEN_TILES, ROW_TILES, STAGE_GROUPS, STAGES, ACTIVATIONS_AT (in a stage), STAGE_BYTES,
-// BARRIERS_AT.
+// Defined by the kernel: TOKEN_TILES, ROW_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a stage),
+// STAGE_BYTES, BARRIERS_AT.
 #pragma once
 #include "block/prepacked_arguments.cuh"
 #include "block/prepacked_work.cuh"
@@ -17,6 +18,7 @@
 
 constexpr u32 STAGE_CHUNKS = STAGE_GROUPS * GROUP_CHUNKS;
 constexpr u32 CHUNK_TOKEN_BYTES = 8 * TOKEN_TILES * CHUNK_COLUMNS * 2;
+constexpr u32 COPIED_TOKEN_BYTES = ACTIVATION_WARPS == 0 ? STAGE_CHUNKS * CHUNK_TOKEN_BYTES : 0;  // of a stage
 constexpr u32 GROUP_BYTES = ROW_TILES * TILE_BYTES;  // of one column group in a stage
 static_assert(STAGE_CHUNKS + STAGE_GROUPS <= 32, "each lane of the producer starts at most one copy");
 
@@ -30,7 +32,7 @@ struct PrepackedStages {
                                                  u32 stage, u32 lane, u64 policy) const {
         if (lane == 0) {
             const u32 weight_bytes = STAGE_GROUPS * walk.work.tiles * TILE_BYTES;
-            mbarrier_arrive_expect(barriers.full(stage), weight_bytes + STAGE_CHUNKS * CHUNK_TOKEN_BYTES);
+            mbarrier_arrive_expect(barriers.full(stage), weight_bytes + COPIED_TOKEN_BYTES);
         }
         __syncwarp();
         if (lane < STAGE_GROUPS) {
@@ -43,19 +45,25 @@ struct PrepackedStages {
 
     __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const PrepackedWalk& walk,
                                                      u32 stage, u32 lane) const {
-        if (lane >= 32 - STAGE_CHUNKS) {
+        if (COPIED_TOKEN_BYTES != 0 && lane >= 32 - STAGE_CHUNKS) {
             const u32 chunk = lane - (32 - STAGE_CHUNKS);
             tensor_load(base + stage * STAGE_BYTES + ACTIVATIONS_AT + chunk * CHUNK_TOKEN_BYTES, &args.activations,
                         (walk.unit * STAGE_CHUNKS + chunk) * CHUNK_COLUMNS, 0, barriers.full(stage));
         }
     }
 
-    // A warp: everything that the block needs.
+    __device__ __forceinline__ void init_barriers(u32 consumers) const {
+        barriers.init(consumers, 1 + ACTIVATION_WARPS);
+        mbarrier_fence_init();
+    }
+
+    // A warp: everything that the block needs copied.
     __device__ __forceinline__ void produce(const PrepackedGemmArguments& args, u32 lane) const {
         const u64 read_once = evict_first_policy();
         PrepackedWalk walk(args.gemm);
         RingPlace<STAGES> place{0, 1};
-        if (args.dependent) {  // another kernel still writes the activations; the first weights need not wait for it
+        if (COPIED_TOKEN_BYTES != 0 && args.dependent) {
+            // Another kernel still writes the activations; the first weights need not wait for it.
             const u32 early = min((u32)STAGES, walk.work.last_unit - walk.work.first_unit);
             PrepackedWalk ahead = walk;
             for (u32 i = 0; i < early; ++i, ++ahead.unit) send_weights(args, ahead, i, lane, read_once);

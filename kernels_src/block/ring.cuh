@@ -11,10 +11,10 @@ struct RingBarriers {
     __device__ __forceinline__ u32 full(u32 stage) const { return first + stage * MBARRIER_BYTES; }
     __device__ __forceinline__ u32 empty(u32 stage) const { return first + (COUNT + stage) * MBARRIER_BYTES; }
 
-    // One arrival fills a stage (its bytes are counted beside), `consumers` arrivals empty it.
-    __device__ __forceinline__ void init(u32 consumers) const {
+    // `producers` arrivals fill a stage (bytes are counted beside), `consumers` arrivals empty it.
+    __device__ __forceinline__ void init(u32 consumers, u32 producers = 1) const {
         for (u32 i = 0; i < COUNT; ++i) {
-            mbarrier_init(full(i), 1);
+            mbarrier_init(full(i), producers);
             mbarrier_init(empty(i), consumers);
         }
     }

@@ -1,5 +1,6 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for few tokens (m <= 8 TOKEN_TILES): bound by reading the weights.
-// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES x 64; sm_90.
+// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES x 64, or, with
+// ACTIVATION_WARPS, NVFP4 with codes at multiples of 8 bytes; sm_90.
 //
 // One warp keeps stages of weights and activations on their way (block/prepacked_stages.cuh); ROW_WARPS x K_WARPS warps
 // decode weights in registers and multiply with mma.sync, weights as the row operand. A warp owns WARP_TILES row tiles,
@@ -7,14 +8,17 @@
 // K_CLUSTER blocks of a cluster, meet in shared memory at the end, always in the same order. No barrier in the loop but
 // the stages' own.
 //
-// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_WARPS, K_WARPS (a power of
-// two), K_CLUSTER (1 or 2), WARP_TILES, STAGE_GROUPS, STAGES, and where things lie in shared memory: ACTIVATIONS_AT (in
-// a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS, K_WARPS
+// (a power of two), K_CLUSTER (1 or 2), ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where things lie in
+// shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
 #include "block/result_writer.cuh"
 #include "mma/prepacked_fragments.cuh"
 #include "ptx/shared_memory.cuh"
+#if ACTIVATION_WARPS > 0
+#include "block/decoded_activations.cuh"
+#endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "gemm_decode.cu is built for sm_90 and newer"
@@ -28,8 +32,15 @@ constexpr u32 PARTS = K_WARPS * K_CLUSTER;  // sums of an element, which meet
 constexpr u32 TOKEN_TILE_BYTES = 8 * CHUNK_COLUMNS * 2;
 constexpr u32 SUMS_TILE_BYTES = TILE_ROWS * 8 * 4;
 constexpr u32 REDUCTION_BARRIER = 1;
+#if ACTIVATION_WARPS > 0
+constexpr u32 OTHER_WARPS = 1 + ACTIVATION_WARPS;
+constexpr float PRODUCT_INVERSE = Weights::PRODUCT_INVERSE * DecodedActivations::DECODED_INVERSE;
+#else
+constexpr u32 OTHER_WARPS = 4;  // leaves a warp 96 registers
+constexpr float PRODUCT_INVERSE = Weights::PRODUCT_INVERSE;
+#endif
 
-extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + 4), 1)  // 4: leaves a warp 96 registers
+extern "C" __global__ void __launch_bounds__(32 * (CONSUMER_WARPS + OTHER_WARPS), 1)
 #if K_CLUSTER > 1
 __cluster_dims__(K_CLUSTER, 1, 1)
 #endif
@@ -39,15 +50,18 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const PrepackedStages stages(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) {
-        stages.barriers.init(CONSUMER_WARPS);
-        mbarrier_fence_init();
-    }
+    if (threadIdx.x == 0) stages.init_barriers(CONSUMER_WARPS);
     __syncthreads();
     if (warp == CONSUMER_WARPS) {
         stages.produce(args, lane);
         return;
     }
+#if ACTIVATION_WARPS > 0
+    if (warp > CONSUMER_WARPS) {
+        decode_activations(args, stages, threadIdx.x - 32 * (CONSUMER_WARPS + 1));
+        return;
+    }
+#endif
 
     const u32 g = lane / 4, t = lane % 4;
     const u32 row_warp = warp % ROW_WARPS, k_warp = warp / ROW_WARPS;
@@ -151,7 +165,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
         }
-        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, work.split);
+        const ResultWriter writer = result_writer(args.gemm, PRODUCT_INVERSE, alpha, work.split);
         const bool plain = are_plain<A_TYPE>(args.gemm, writer);
 #pragma unroll
         for (u32 r = 0; r < WARP_TILES; ++r) {

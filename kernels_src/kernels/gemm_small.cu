@@ -15,6 +15,7 @@
 // K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS, CONSUMER_REGISTERS,
 // PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
 // REDUCTION_AT, OUT_AT.
+#define ACTIVATION_WARPS 0
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
 #include "block/transposed_results.cuh"
@@ -50,10 +51,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     const PrepackedStages stages(base);
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) {
-        stages.barriers.init(CONSUMER_WARPS);
-        mbarrier_fence_init();
-    }
+    if (threadIdx.x == 0) stages.init_barriers(CONSUMER_WARPS);
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
         lower_registers<PRODUCER_REGISTERS>();

@@ -39,6 +39,11 @@ __device__ __forceinline__ u32 load_1(const u8* from) {
     return byte;
 }
 
+// Brings the line of an address into L2.
+__device__ __forceinline__ void prefetch_line(const u8* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 __device__ __forceinline__ void store_16(u8* to, const u32* word) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]),
                  "r"(word[3])

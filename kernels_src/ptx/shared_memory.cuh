@@ -50,6 +50,12 @@ __device__ __forceinline__ void store_shared_4(u32 address, u32 value) {
 }
 
 // Four floats.
+__device__ __forceinline__ void store_shared_16(u32 address, const u32* word) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                 "r"(word[3])
+                 : "memory");
+}
+
 __device__ __forceinline__ void store_shared_floats(u32 address, const float* value) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
                  "f"(value[3])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fp4rt
+from fp4rt.cuda.quantizers.quantize import READ_ONCE
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.layout import LAYOUTS, round_up
 from tests.golden.vectors import files_of_kind
@@ -93,6 +94,15 @@ def test_large_shapes_with_padding(check_quantize, random_bits, dtype, layout):
         bits = random_bits(rng, m, n, dtype)
         check_quantize(bits, dtype, 1.7, layout, padded_n)
         check_quantize(bits, dtype, None, layout, padded_n)
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+def test_inputs_that_l2_cannot_hold(check_quantize, random_bits, dtype):
+    m, n = 4111, 8176
+    assert m * n in READ_ONCE
+    bits = random_bits(np.random.default_rng(8), m, n, dtype)
+    for layout, global_scale in zip(LAYOUTS, (0.7, None, 1e-38), strict=True):
+        check_quantize(bits, dtype, global_scale, layout, 8192)
 
 
 @pytest.mark.parametrize("dtype", INPUT_DTYPES)

@@ -74,11 +74,15 @@ def test_plain_weights_are_repacked_only_for_many_tokens_on_hopper():
     assert not choose(product(A100, 4096)).repack
 
 
-def test_quantized_activations_become_bf16_except_where_few_meet_plain_weights():
+def test_quantized_activations_become_bf16_unless_they_are_few():
     assert choose(product(m=16, a_kind="nvfp4")).activations == "as given"
     assert choose(product(m=17, a_kind="nvfp4")).activations == "bf16"
     assert choose(product(m=1, a_kind="nvfp4", k=4095)).activations == "bf16"  # half a byte is padding
-    assert choose(product(m=1, a_kind="nvfp4", b_kind="prepacked")).activations == "bf16"
+    hopper = [choose(product(m=m, a_kind="nvfp4", b_kind="prepacked")) for m in (1, 8, 9)]
+    assert [choice.activations for choice in hopper] == ["as given", "as given", "bf16"]
+    assert [choice.tile.activation_warps for choice in hopper] == [8, 8, 0]
+    misaligned = choose(product(m=1, a_kind="nvfp4", b_kind="prepacked", align=Alignment(a=1)))
+    assert (misaligned.activations, misaligned.tile.activation_warps) == ("bf16", 0)
     problem = product(A100, m=33, k=50, a_kind="nvfp4")
     assert choose(problem).workspace(problem)["activations"] == 33 * 64 * 2
 

@@ -8,6 +8,7 @@ hangs. Clusters are not emulated.
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fp4rt.cpu import reference
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.format import BLOCK, E2M1, E4M3, INPUT_DTYPES
-from fp4rt.layout import round_up
+from fp4rt.layout import LAYOUTS, ceil_div, round_up
 
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
@@ -28,6 +29,8 @@ PAIRS_OF_TILES = DecodeTile(2, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)
 ONE_GROUP = SmallTile(2, 3, 1, 2, row_groups=1, k_groups=1, row_blocks=1, fragments=2)
 TWO_K_GROUPS = SmallTile(3, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=1)
 TALL = SmallTile(2, 8, 1, 2, row_groups=1, k_groups=1, row_blocks=2, fragments=4)
+DECODING = replace(WARPS, activation_warps=1)  # every second token
+DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a time, of 16
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
 TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
 # (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
@@ -36,6 +39,10 @@ CASES = (
     (WARPS, "float16", 8, 120, 48, "float16", 1, 1, True),  # one block for all the work: the stages go on
     (WARPS, "bfloat16", 1, 33, 1100, "float32", 3, 3, True),
     (PAIRS_OF_TILES, "bfloat16", 13, 66, 784, "bfloat16", 1, 1, False),
+    (DECODING, "nvfp4", 5, 70, 600, "bfloat16", 1, 2, False),  # half a block at the end of k
+    (DECODING, "nvfp4", 8, 120, 48, "float32", 1, 1, False),
+    (DECODING, "nvfp4", 1, 33, 1099, "float32", 1, 3, False),  # half a byte
+    (DECODING_PAIRS, "nvfp4", 13, 66, 784, "float32", 1, 1, False),
     (ONE_GROUP, "bfloat16", 11, 50, 336, "float32", 1, 2, False),
     (TWO_K_GROUPS, "float16", 24, 100, 528, "bfloat16", 2, 3, False),
     (TALL, "bfloat16", 16, 130, 272, "float16", 1, 2, True),
@@ -75,6 +82,18 @@ def weight(rng, n, k):
     return prepacked.pack(reference.pack_codes(codes), scales, k)[0], values[:, :k].astype(np.float64)
 
 
+def quantized(rng, m, k):
+    """(codes, scales, block columns, layout, fp64 values) of activations whose padding would show."""
+    blocks, layout = ceil_div(k, BLOCK), list(LAYOUTS.values())[m % 3]
+    columns = blocks + 3
+    codes = rng.integers(0, 16, (m, columns * BLOCK), dtype=np.uint8)
+    scales = rng.integers(0, 0x7F, (m, columns), dtype=np.uint8)
+    values = (E2M1.values[codes].reshape(m, -1, BLOCK) * E4M3.values[scales][..., None]).reshape(m, -1)
+    placed = np.full(layout.nbytes(m, columns), 0x7F, np.uint8)
+    placed[layout.offsets(m, columns)[:, :blocks]] = scales[:, :blocks]
+    return aligned(reference.pack_codes(codes)), placed, columns, layout.index, values[:, :k].astype(np.float64)
+
+
 def aligned(array):
     """A copy at a multiple of 16."""
     raw = np.empty(array.nbytes + 16, np.uint8)
@@ -88,18 +107,23 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None):
     """(result, values of a, of b) with alpha 0.5; ``order`` is that of the blocks."""
     tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
-    library = build(tile.spec(a_type))
+    library = build(tile.spec("bfloat16" if a_type == "nvfp4" else a_type))
     tiles, b = weight(rng, n, k)
     if change is not None:
         change(tiles)
     tiles = aligned(tiles)
     library.allow_reads(ctypes.c_void_p(tiles.ctypes.data), ctypes.c_uint64(tiles.nbytes))
-    a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
+    a_bits, codes, scales, columns, layout = np.zeros(0, np.uint16), np.zeros(0, np.uint8), np.zeros(0, np.uint8), 0, 0
+    if a_type == "nvfp4":
+        codes, scales, columns, layout, a = quantized(rng, m, k)
+    else:
+        a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
+        a = reference.widen(a_bits, a_type).astype(np.float64)
     guarded = aligned(np.full(m * n * 4 + 64, GUARD, np.uint8))
     partial = np.full((splits, m, n), np.nan, np.float32)
     args = ARGUMENTS.pack(
-        *(0, 0, tiles.ctypes.data, 0, bias.ctypes.data if bias is not None else 0),
-        *(guarded.ctypes.data, partial.ctypes.data if splits > 1 else 0, 0, 0, 0, 0, 0, m, n, k, 0, 0, 0, 0),
+        *(codes.ctypes.data, scales.ctypes.data, tiles.ctypes.data, 0, bias.ctypes.data if bias is not None else 0),
+        *(guarded.ctypes.data, partial.ctypes.data if splits > 1 else 0, 0, 0, 0, 0, 0, m, n, k, columns, 0, layout, 0),
         *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), splits, 0.5),
     )
     box_rows = ctypes.c_uint32(tile.box[0])
@@ -112,7 +136,6 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None):
         *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
     )
-    a = reference.widen(a_bits, a_type).astype(np.float64)
     if splits > 1:
         return 0.5 * partial.sum(axis=0, dtype=np.float64), a, b
     element = 4 if out_type == "float32" else 2

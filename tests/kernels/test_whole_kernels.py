@@ -137,6 +137,16 @@ def test_an_aligned_matrix_gets_every_byte(run, monkeypatch, dtype, layout):
             bits = random_bits(rng, m, n, dtype)
             check_quantize(run, bits, dtype, layout, padded_n, expect="quantize")
         check_quantize(run, bits, dtype, layout, padded_n, backwards=True, expect="quantize")
+    monkeypatch.setattr(quantize, "READ_ONCE", range(1 << 40))
+    check_quantize(run, bits, dtype, layout, padded_n, expect="quantize")
+
+
+def test_only_inputs_that_l2_cannot_hold_and_that_gain_evict_themselves():
+    def reads_once(m, n):
+        launch = choose_quantize(LAYOUTS["128x4"], n, m, n, n, 1, 0, 0, 0, "bfloat16", False)
+        return dict(zip(quantize.ALIGNED_ARGUMENTS.fields[5:], launch.constants, strict=False))["read_once"]
+
+    assert [reads_once(m, 8192) for m in (1, 2048, 4096, 8192, 12000, 16384)] == [0, 0, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)

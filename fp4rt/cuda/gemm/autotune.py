@@ -11,7 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, fields
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import candidates, cost
-from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
+from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose, with_hopper_tile
 from fp4rt.version import __version__
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
     if isinstance(tile, (DecodeTile, SmallTile)) and problem.m > tile.max_tokens:  # measured for fewer of its range
         return None
     why = f"measured: {entry['us']:.1f} us"
+    if not isinstance(tile, PortableTile):
+        return with_hopper_tile(problem, tile, splits, why)
     return Choice(name, tile, splits, base.activations, base.repack, why)
 
 
@@ -110,8 +112,7 @@ def choices(problem: Problem) -> list[Choice]:
     first = choose(problem)
     if first.kernel != "portable":
         tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
-        wider = (replace(first, kernel=t.entry.removeprefix("gemm_"), tile=t, splits=1, why="tried") for t in tiles[1:])
-        return [first, *wider]
+        return [first, *(with_hopper_tile(problem, tile, 1, "tried") for tile in tiles[1:])]
     a_kind = "bfloat16" if first.activations == "bf16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
     others = [Choice("portable", tile, splits, first.activations, False, "tried") for tile, splits in ranked]

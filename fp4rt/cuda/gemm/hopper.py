@@ -134,11 +134,13 @@ class DecodeTile(_StageTile):
     Attributes:
         row_warps, k_warps: consumer warps along the rows and along k (a power of two).
         warp_tiles: row tiles of a warp; row_warps * warp_tiles covers row_tiles.
+        activation_warps: warps that decode NVFP4 activations; 0 where the copy engine brings fp16 or bf16.
     """
 
     row_warps: int
     k_warps: int
     warp_tiles: int
+    activation_warps: int = 0
 
     source: ClassVar[str] = "kernels/gemm_decode.cu"
     entry: ClassVar[str] = "gemm_decode"
@@ -155,8 +157,8 @@ class DecodeTile(_StageTile):
 
     @property
     def threads(self) -> int:
-        """Of a block: the consumers and a producer warp."""
-        return 32 * (self.row_warps * self.k_warps + 1)
+        """Of a block: the consumers, a producer warp, and those that decode activations."""
+        return 32 * (self.row_warps * self.k_warps + 1 + self.activation_warps)
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
@@ -166,6 +168,7 @@ class DecodeTile(_StageTile):
             "ROW_WARPS": self.row_warps,
             "K_WARPS": self.k_warps,
             "WARP_TILES": self.warp_tiles,
+            "ACTIVATION_WARPS": self.activation_warps,
             "K_CLUSTER": self.k_cluster,
             **_public(self.plan.macros),
         }

@@ -18,9 +18,18 @@ from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
-__all__ = ["DECODE_TOKENS", "SMALL_TOKENS", "choose_hopper", "estimate", "kernel_specs", "worth_measuring"]
+__all__ = [
+    "ACTIVATION_WARPS",
+    "DECODE_TOKENS",
+    "SMALL_TOKENS",
+    "choose_hopper",
+    "estimate",
+    "kernel_specs",
+    "worth_measuring",
+]
 
 DECODE_TOKENS = 16
+ACTIVATION_WARPS = 8  # of a decode tile for NVFP4 activations
 SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
@@ -188,7 +197,7 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
 
 
 def kernel_specs() -> Iterator[KernelSpec]:
-    """Compilations of the measured tiles for bf16 activations, and of one tile a kernel for fp16.
+    """Compilations of the measured tiles for bf16 activations, of one tile a kernel for fp16, of decode for NVFP4.
 
     Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
     """
@@ -197,3 +206,6 @@ def kernel_specs() -> Iterator[KernelSpec]:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):
         yield next(tile for tile in tiles if isinstance(tile, kernel)).spec("float16")
+    for tile in tiles:
+        if isinstance(tile, DecodeTile) and tile.token_tiles == 1:
+            yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")

@@ -19,7 +19,7 @@ from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
 from fp4rt.cuda.gemm.problem import Problem, activation_alignment, can_bulk_load, device_measures, weight_alignment
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
-from fp4rt.cuda.gemm.tensor_map import encode_activations
+from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, encode_activations
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import clear_bytes, new_memory, result
@@ -54,6 +54,7 @@ class Plan:
     finish: Kernel | None  # adds the parts of a split k
     finish_grid: Extent
     constants: tuple[int, ...]  # of GemmArguments: from ``a_row_stride`` to ``b_layout``
+    hopper: bool  # whether the kernel takes HOPPER_ARGUMENTS
     tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
     dependent: bool  # the kernel ahead writes the activations
     whole_tiles: int  # TileSharing of a prefill tile
@@ -173,7 +174,8 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         FINISH.on(device) if choice.splits > 1 else None,
         (ceil_div(n, FINISH_COLUMNS) * m, 1, 1),
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
-        (dtype, m, k, a_strides[0], tile.box) if hopper else None,
+        hopper,
+        (dtype, m, k, a_strides[0], tile.box) if hopper and dtype != "nvfp4" else None,
         hopper and as_bf16 and not choice.repack,
         sharing.whole_tiles if sharing is not None else 0,
         sharing.sharers if sharing is not None else 0,
@@ -191,7 +193,7 @@ def _launch_of(problem: Problem, choice: Choice) -> tuple[int, int, KernelSpec]:
         align = problem.align if choice.activations == "as given" else problem.align._replace(a=16, a_scales=1)
         return tile.blocks(m, n, choice.splits), tile.threads, tile.spec(a_kind, problem.b_kind, align)
     blocks = tile.grid(m, n, k, choice.splits, problem.device.multiprocessors)
-    return blocks, tile.threads, tile.spec(a_kind)
+    return blocks, tile.threads, tile.spec("bfloat16" if a_kind == "nvfp4" else a_kind)
 
 
 def launch(
@@ -236,10 +238,10 @@ def launch(
         choice.splits,
         alpha if isinstance(alpha, float) else 0.0,
     )
-    if plan.tensor_map is None:
+    if not plan.hopper:
         plan.kernel.launch_struct(plan.grid, plan.threads, ARGUMENTS, values, stream)
     else:
-        described = encode_activations(a_pointer, *plan.tensor_map)
+        described = NO_TENSOR_MAP if plan.tensor_map is None else encode_activations(a_pointer, *plan.tensor_map)
         begin = launch_dependent if plan.dependent else Kernel.launch_struct
         own = plan.dependent, plan.whole_tiles, shared_sums, arrivals, plan.sharers
         begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, *own), stream)

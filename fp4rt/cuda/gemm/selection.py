@@ -4,19 +4,19 @@
     plain B on sm_90a, many tokens        the same, after B is repacked into a workspace
     everything else from sm_80            portable, from B as it lies or prepacked
 
-NVFP4 activations become bf16 in a workspace first, exactly, except where few of them meet a plain B: the portable
-kernel decodes those itself. Where k is split among blocks, a second kernel adds the parts.
+NVFP4 activations become bf16 in a workspace first, exactly, except few of them: the decode kernel, and the portable one
+with a plain B, decode those themselves. Where k is split among blocks, a second kernel adds the parts.
 
 Choosing is: candidates, cost, minimum.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fp4rt.cuda.gemm import hopper_choice
-from fp4rt.cuda.gemm.hopper import PrefillTile, TileSharing
+from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, TileSharing
 from fp4rt.cuda.gemm.portable_choice import choose_portable
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.format import BLOCK
@@ -28,13 +28,16 @@ if TYPE_CHECKING:
     from fp4rt.cuda.gemm.portable import PortableTile
     from fp4rt.cuda.gemm.problem import Problem
 
-__all__ = ["HOPPER_KERNELS", "KERNELS", "REPACK_TOKENS", "Choice", "choose"]
+__all__ = ["HOPPER_KERNELS", "KERNELS", "REPACK_TOKENS", "Choice", "choose", "with_hopper_tile"]
 
 HOPPER_KERNELS = ("decode", "small", "prefill")
 KERNELS = ("reference", "portable", *HOPPER_KERNELS)
 HOPPER_ARCH = 90
 REPACK_TOKENS = 65  # from here on repacking B for one product costs less than the portable kernel loses
 DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
+# And the decode kernel: each of its blocks decodes all of them, which from here on takes longer than one pass before it.
+OWN_TOKENS, OWN_ELEMENTS = 8, 1 << 17
+CODE_ALIGNMENT = 8  # of the codes that it reads
 MAX_GRID = 2**31 - 1
 
 
@@ -134,11 +137,20 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
     tile, splits, why = hopper_choice.choose_hopper(
         problem.m, problem.n, problem.k, problem.device.multiprocessors, kernel
     )
-    name = tile.entry.removeprefix("gemm_")
-    repack = problem.b_kind != "prepacked"
-    if repack:
+    if problem.b_kind != "prepacked":
         why += f"; b is repacked for this product, which pays from {REPACK_TOKENS} tokens on"
-    return Choice(name, tile, splits, "bf16" if problem.a_kind == "nvfp4" else "as given", repack, why)
+    return with_hopper_tile(problem, tile, splits, why)
+
+
+def with_hopper_tile(problem: Problem, tile: HopperTile, splits: int, why: str) -> Choice:
+    """A Hopper kernel with one of its tiles, which is told whether it decodes activations."""
+    quantized, decodes = problem.a_kind == "nvfp4", False
+    if isinstance(tile, DecodeTile):
+        few = problem.m <= OWN_TOKENS and problem.m * problem.k <= OWN_ELEMENTS
+        decodes = quantized and few and problem.align.a >= CODE_ALIGNMENT
+        tile = replace(tile, activation_warps=hopper_choice.ACTIVATION_WARPS if decodes else 0)
+    activations = "bf16" if quantized and not decodes else "as given"
+    return Choice(tile.entry.removeprefix("gemm_"), tile, splits, activations, problem.b_kind != "prepacked", why)
 
 
 def _portable(problem: Problem, why: str) -> Choice:

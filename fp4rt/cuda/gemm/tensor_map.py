@@ -8,10 +8,11 @@ from typing import Any
 
 from fp4rt.errors import BackendUnavailable
 
-__all__ = ["TENSOR_MAP_ALIGNMENT", "encode_activations"]
+__all__ = ["NO_TENSOR_MAP", "TENSOR_MAP_ALIGNMENT", "encode_activations"]
 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64
+NO_TENSOR_MAP = bytes(TENSOR_MAP_BYTES)  # in the arguments of a kernel that fetches activations itself
 POINTER_ALIGNMENT = 16  # of the matrix and of its row pitch
 
 # Values of the driver API's enumerations

@@ -35,8 +35,8 @@ ALIGNED_ROWS = 8
 ALIGNED_THREADS = ALIGNED_ROWS * WARP
 CTAS_PER_SM = {1: 8, 2: 6}  # by blocks per lane; fp32 takes 6 either way
 FEW_CTAS = 1024
-# Elements of x from where on L2 cannot hold it, so that it may as well evict itself and not what was written before: 2 to
-# 6 % faster. Beyond the end memory alone decides, and reads so marked are 1 to 4 % slower.
+# Elements of x from where on L2 cannot hold it, so that it may as well evict itself and not what was written before: 2
+# to 6 % faster. Beyond the end memory alone decides, and reads so marked are 1 to 4 % slower.
 READ_ONCE = range(1 << 25, 3 << 25)
 MAX_ROWS = 1 << 31  # 32-bit indices of quantize.cu
 

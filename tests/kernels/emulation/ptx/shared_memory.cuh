@@ -42,6 +42,12 @@ inline void store_shared_floats(u32 address, const float* value) {
     if (address % 16 != 0) emulation::fail("bad shared address");
     for (u32 i = 0; i < 4; ++i) emulate_store(address + 4 * i, value[i]);
 }
+
+inline void store_shared_16(u32 address, const u32* word) {
+    if (address % 16 != 0) emulation::fail("bad shared address");
+    for (u32 i = 0; i < 4; ++i) emulate_store(address + 4 * i, word[i]);
+}
+
 inline void add_shared_floats(float* sum, u32 address) {
     if (address % 16 != 0) emulation::fail("bad shared address");
     for (u32 i = 0; i < 4; ++i) sum[i] += emulate_load<float>(address + 4 * i);

@@ -26,6 +26,7 @@ void copy_to(u8* to, const void* from) {
 
 inline void load_16(const u8* from, u32* word) { copy_from<16>(from, word); }
 inline void load_16_policy(const u8* from, u32* word, u64) { load_16(from, word); }
+inline void prefetch_line(const u8*) {}
 inline void load_8(const u8* from, u32* word) { copy_from<8>(from, word); }
 
 inline u32 load_4(const u8* from) {
