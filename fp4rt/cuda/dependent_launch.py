@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.kernel import ArgumentMemory, CurrentDevice, device_target
+from fp4rt.cuda.kernel import device_target, give_back_memory, take_memory
 from fp4rt.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -36,27 +35,6 @@ _SERIALIZATION = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=1)
 _ATTRIBUTES = ctypes.addressof(_SERIALIZATION)
 # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
 _CONFIG = struct.Struct("@3I3IIPPI0P")
-
-
-class _LaunchMemory(ArgumentMemory):
-    """The same for a launch with attributes, which takes its configuration from memory too."""
-
-    __slots__ = ("config", "config_address")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.config = (ctypes.c_char * _CONFIG.size)()
-        self.config_address = ctypes.addressof(self.config)
-
-
-class _Thread(threading.local):
-    """What a thread keeps: memory that no launch is using."""
-
-    def __init__(self) -> None:
-        self.free: list[_LaunchMemory] = []
-
-
-_thread = _Thread()
 
 
 @cache
@@ -90,16 +68,11 @@ def launch_dependent(
     if launch is None or device_target(kernel.device).number < _FIRST_ARCH:
         kernel.launch_struct(grid, threads, arguments, values, stream)
         return
-    mine = _thread.free
-    memory = mine.pop() if mine else _LaunchMemory()  # taken out, as in ``Kernel.launch_struct``
-    arguments.pack_into(memory.memory, 0, *values)
+    memory = take_memory()
+    arguments.pack_into(memory.arguments, 0, *values)
     _CONFIG.pack_into(memory.config, 0, *grid, threads, 1, 1, kernel.shared_bytes, stream, _ATTRIBUTES, 1)
-    if kernel.at_home():
-        status = launch(memory.config_address, kernel.function, memory.params, None)
-    else:
-        with CurrentDevice(kernel.device):
-            status = launch(memory.config_address, kernel.function, memory.params, None)
-    mine.append(memory)
+    status = kernel.at_home(launch, memory.config_address, kernel.function, memory.params, None)
+    give_back_memory(memory)
     if status:
         raise BackendUnavailable(
             f"dependent launch of {kernel.name} on cuda:{kernel.device} failed with driver error {status} "

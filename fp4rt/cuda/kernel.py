@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -22,19 +23,22 @@ from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
 
 __all__ = [
-    "ArgumentMemory",
     "CurrentDevice",
     "Kernel",
+    "LaunchMemory",
     "device_attribute",
     "device_capability",
     "device_target",
     "get_kernel",
+    "give_back_memory",
+    "take_memory",
 ]
 
 # CUdevice_attribute and CUfunction_attribute values of the driver API
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _MAX_DYNAMIC_SHARED_BYTES = 8
 _MOST_ARGUMENT_BYTES = 4096  # what CUDA allows before 12.1, and far more than any struct here
+_MOST_CONFIG_BYTES = 64  # CUlaunchConfig has 56
 _OneArgument = ctypes.c_char_p * 1  # holds the address of a bytes object's content, and the object
 
 Extent = tuple[int, int, int]
@@ -91,26 +95,39 @@ class CurrentDevice:
             _cuda()[1].setDevice(self._before)
 
 
-class ArgumentMemory:
-    """Memory for one argument struct, and the array of its address that a launch takes."""
+class LaunchMemory:
+    """Memory for one argument struct, the array of its address that a launch takes, and a launch's configuration."""
 
-    __slots__ = ("_address", "memory", "params")
+    __slots__ = ("_address", "arguments", "config", "config_address", "params")
 
     def __init__(self) -> None:
-        self.memory = (ctypes.c_char * _MOST_ARGUMENT_BYTES)()
-        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self.memory))
+        self.arguments = (ctypes.c_char * _MOST_ARGUMENT_BYTES)()
+        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self.arguments))
         self.params = ctypes.addressof(self._address)
+        self.config = (ctypes.c_char * _MOST_CONFIG_BYTES)()
+        self.config_address = ctypes.addressof(self.config)
 
 
 class _Thread(threading.local):
-    """What a thread keeps: the devices whose context it has had, and memory for arguments that no launch is using."""
+    """What a thread keeps: the devices whose context it has had, and memory that no launch is using."""
 
     def __init__(self) -> None:
         self.devices: set[int] = set()
-        self.arguments: list[ArgumentMemory] = []
+        self.free: list[LaunchMemory] = []
 
 
 _thread = _Thread()
+
+
+def take_memory() -> LaunchMemory:
+    """Memory for a launch of this thread, to be given back: taken out, so that a destructor's launch takes another."""
+    free = _thread.free
+    return free.pop() if free else LaunchMemory()
+
+
+def give_back_memory(memory: LaunchMemory) -> None:
+    """Once the driver has read it."""
+    _thread.free.append(memory)
 
 
 class Kernel:
@@ -153,30 +170,27 @@ class Kernel:
         self, grid: Extent, threads: int, arguments: ArgumentStruct, values: tuple[Any, ...], stream: int
     ) -> None:
         """:meth:`launch` of blocks of ``threads``, with the struct's values: packed in memory that the thread keeps."""
-        mine = _thread.arguments
-        memory = mine.pop() if mine else ArgumentMemory()  # taken out, so that a launch from a destructor takes another
-        arguments.pack_into(memory.memory, 0, *values)
+        memory = take_memory()
+        arguments.pack_into(memory.arguments, 0, *values)
         self._start(grid, (threads, 1, 1), stream, memory.params)
-        mine.append(memory)
+        give_back_memory(memory)
 
     def _start(self, grid: Extent, block: Extent, stream: int, params: int) -> None:
-        call = (self.function, *grid, *block, self.shared_bytes, stream, params, 0)
         try:
-            if self.at_home():
-                self._launch(*call)
-            else:
-                with CurrentDevice(self.device):
-                    _thread.devices.add(self.device)
-                    self._launch(*call)
+            self.at_home(self._launch, self.function, *grid, *block, self.shared_bytes, stream, params, 0)
         except Exception as error:
             raise BackendUnavailable(
                 f"launch of {self.name} on cuda:{self.device} failed: {error} "
                 f"(grid {grid}, block {block}, {self.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
             ) from error
 
-    def at_home(self) -> bool:
-        """Whether the kernel's device is the thread's current one, and the thread has its context."""
-        return self._get_device() == self.device and self.device in _thread.devices
+    def at_home(self, call: Callable[..., Any], *args: Any) -> Any:
+        """``call(*args)`` with the kernel's device current and its context there."""
+        if self._get_device() == self.device and self.device in _thread.devices:
+            return call(*args)
+        with CurrentDevice(self.device):
+            _thread.devices.add(self.device)
+            return call(*args)
 
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}  # guarded by _lock, read without

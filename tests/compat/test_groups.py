@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from fp4rt.compat import flashinfer, vllm  # noqa: E402
 from fp4rt.layout import round_up  # noqa: E402
+from tests.torch_graphs import captured  # noqa: E402
 
 DTYPES = [torch.float16, torch.bfloat16]
 BATCHES = [(1, 256, 128), (2, 128, 64), (3, 256, 128), (1, 120, 64), (2, 130, 80)]
@@ -172,14 +173,7 @@ def test_masked_functions_are_captured_and_follow_the_mask() -> None:
         lhs = flashinfer.scaled_fp4_grouped_quantize(x, mask, scales)
         flashinfer.grouped_gemm_nt_masked(lhs, rhs, out, mask, c_dtype="bfloat16", **NVFP4)
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step()
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = captured(step)
     for rows in ((3, 16), (16, 0), (1, 5)):
         mask.copy_(counts(*rows, device="cuda"))
         out.fill_(7)

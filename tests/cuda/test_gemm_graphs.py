@@ -7,6 +7,7 @@ import pytest
 
 import fp4rt
 from tests.cuda import gemm_cases as cases
+from tests.torch_graphs import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -68,14 +69,7 @@ def test_a_torch_graph_replays_on_new_contents(kind, form, m):
     a, plain = operand(0), fp4rt.quantize(matrix(N, 1))
     weight = fp4rt.prepack(plain) if form == cases.PREPACKED else plain
     out = torch.zeros(m, N, dtype=torch.bfloat16, device="cuda")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        fp4rt.matmul(a, weight, out=out)
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        fp4rt.matmul(a, weight, out=out)
+    graph, _ = captured(lambda: fp4rt.matmul(a, weight, out=out))
     for seed in range(2, 2 + REPLAYS):
         for to, source in zip(arrays(a), arrays(operand(seed)), strict=True):
             to.copy_(source)

@@ -13,6 +13,7 @@ import fp4rt
 from fp4rt import interop
 from fp4rt.interop import streams
 from fp4rt.pool import PaddedPool
+from tests.torch_graphs import captured
 
 pytestmark = pytest.mark.gpu
 
@@ -334,13 +335,7 @@ def test_torch_graphs_replay_every_function_on_new_contents(torch: Any) -> None:
         fp4rt.matmul(q, w, out=products[0])
         fp4rt.matmul(x, packed, out=products[1])
 
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        step()
-    side.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    graph, _ = captured(step)
     for seed in range(5):
         x.copy_(torch.randn(48, 512, generator=torch.Generator().manual_seed(seed)) * 2.0**seed)
         graph.replay()
@@ -363,13 +358,7 @@ def test_a_layers_forward_is_captured_with_its_own_allocations(torch: Any) -> No
     model = torch.nn.Sequential(*layers).eval()
     x = torch.randn(16, 512, dtype=torch.bfloat16, device="cuda")
     with torch.no_grad():
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            model(x)
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            y = model(x)
+        graph, y = captured(lambda: model(x))
         for seed in range(3):
             x.copy_(torch.randn(16, 512, generator=torch.Generator().manual_seed(seed)))
             graph.replay()

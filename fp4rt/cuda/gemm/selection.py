@@ -35,7 +35,7 @@ KERNELS = ("reference", "portable", *HOPPER_KERNELS)
 HOPPER_ARCH = 90
 REPACK_TOKENS = 65  # from here on repacking B for one product costs less than the portable kernel loses
 DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
-# And the decode kernel: each of its blocks decodes all of them, which from here on takes longer than one pass before it.
+# And the decode kernel: each of its blocks decodes all of them, which beyond these takes longer than a pass before it.
 OWN_TOKENS, OWN_ELEMENTS = 8, 1 << 17
 CODE_ALIGNMENT = 8  # of the codes that it reads
 MAX_GRID = 2**31 - 1
