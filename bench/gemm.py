@@ -102,7 +102,7 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
 def both_times(product: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
     """Seconds of each call of both, in turns."""
     once = statistics.median(device_times(product, 5))
-    repeats, warmup = int(min(200, max(8, TURN_SECONDS / once))), int(max(3, WARM_SECONDS / once))
+    repeats, warmup = (int(min(200, max(8, seconds / once))) for seconds in (TURN_SECONDS, WARM_SECONDS))
     return in_turns(product, twin, rounds=ROUNDS, repeats=repeats, warmup=warmup)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def captured(step: Callable[[], Any]) -> tuple[Any, Any]:
-    """(graph, what ``step`` returned in it), after one run on a stream of its own: kernels and memory are then there."""
+    """(graph, what ``step`` returned in it); before, it runs once, so that kernels and memory are there."""
     import torch
 
     side = torch.cuda.Stream()

@@ -31,6 +31,7 @@ constexpr u32 WARP_CHUNKS = STAGE_CHUNKS / K_WARPS;
 constexpr u32 PARTS = K_WARPS * K_CLUSTER;  // sums of an element, which meet
 constexpr u32 TOKEN_TILE_BYTES = 8 * CHUNK_COLUMNS * 2;
 constexpr u32 SUMS_TILE_BYTES = TILE_ROWS * 8 * 4;
+constexpr u32 REDUCTION_BYTES = (PARTS - 1) * ROW_WARPS * WARP_TILES * TOKEN_TILES * SUMS_TILE_BYTES;
 constexpr u32 REDUCTION_BARRIER = 1;
 #if ACTIVATION_WARPS > 0
 constexpr u32 OTHER_WARPS = 1 + ACTIVATION_WARPS;
@@ -50,7 +51,11 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const PrepackedStages stages(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) stages.init_barriers(CONSUMER_WARPS);
+    const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
+    if (threadIdx.x == 0) {
+        meeting.init(REDUCTION_BYTES);
+        stages.init_barriers(CONSUMER_WARPS);
+    }
     __syncthreads();
     if (warp == CONSUMER_WARPS) {
         stages.produce(args, lane);
@@ -144,17 +149,15 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                 const u32 sums_tile = (((of_part - 1) * ROW_WARPS + row_warp) * WARP_TILES + r) * TOKEN_TILES + q;
                 return base + REDUCTION_AT + sums_tile * SUMS_TILE_BYTES + lane * 16;
             };
-            if (K_CLUSTER > 1 || walk.item != blockIdx.x) {  // what lies there is read: stages, or the last sums
-                meet<K_CLUSTER>(REDUCTION_BARRIER, 32 * CONSUMER_WARPS);
-            }
+            meeting.open(walk.item == blockIdx.x);
 #pragma unroll
             for (u32 r = 0; r < WARP_TILES; ++r) {
 #pragma unroll
                 for (u32 q = 0; q < TOKEN_TILES; ++q) {
-                    if (part > 0) store_in_first_block<K_CLUSTER>(sums_at(part, r, q), sums[r][q]);
+                    if (part > 0) meeting.store(sums_at(part, r, q), sums[r][q]);
                 }
             }
-            meet<K_CLUSTER>(REDUCTION_BARRIER, 32 * CONSUMER_WARPS);
+            meeting.close(part == 0);
             if (part > 0) continue;
 #pragma unroll
             for (u32 other = 1; other < PARTS; ++other) {

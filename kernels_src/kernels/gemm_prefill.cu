@@ -48,9 +48,12 @@ using Shared = SharedTiles<CONSUMER_GROUPS, CLUSTER_BLOCKS, ROW_BLOCKS * SUMS>;
 struct PrefillRings {
     RingBarriers<ACTIVATION_STAGES> activations;
     RingBarriers<WEIGHT_STAGES> weights;
+    u32 sums;  // of a cluster's other block, which arrive like a copy
 
     __device__ __forceinline__ explicit PrefillRings(u32 base)
-        : activations{base + BARRIERS_AT}, weights{base + BARRIERS_AT + activations.BYTES} {}
+        : activations{base + BARRIERS_AT},
+          weights{base + BARRIERS_AT + activations.BYTES},
+          sums(base + BARRIERS_AT + activations.BYTES + weights.BYTES) {}
 };
 
 // One thread: the block's part of every chunk of activations, to all blocks of the cluster.
@@ -116,6 +119,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         tensor_map_prefetch(&args.activations);
         rings.activations.init(CONSUMER_GROUPS * CLUSTER);
         rings.weights.init(CONSUMER_GROUPS * 4);
+        if constexpr (K_CLUSTER > 1) {
+            mbarrier_init(rings.sums, 1);
+            mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
+        }
         mbarrier_fence_init();
     }
     if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
@@ -214,19 +221,19 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
 
         if constexpr (K_CLUSTER > 1) {  // over the activations, which are all read
             const u32 place = base + group_thread * 16;
-            cluster_sync();
+            cluster_meet();
             if (group != rank) {
-                const u32 remote = address_in_block(place, group);
+                const u32 remote = address_in_block(place, group), arrivals = address_in_block(rings.sums, group);
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
                     for (u32 i = 0; i < SUMS; i += 4) {
-                        store_cluster_floats(remote + (b * SUMS + i) * GROUP_THREADS * 4, sums[b] + i);
+                        send_floats(remote + (b * SUMS + i) * GROUP_THREADS * 4, sums[b] + i, arrivals);
                     }
                 }
+                continue;
             }
-            cluster_sync();
-            if (group != rank) continue;
+            mbarrier_wait(rings.sums, 0);
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll

@@ -36,6 +36,7 @@ constexpr u32 PARTS = K_GROUPS * K_CLUSTER;  // sums of an element, which meet
 static_assert(OWN_CHUNKS * 4 / FRAGMENTS % 2 == 0, "the halves of the double buffer take turns, also across stages");
 constexpr u32 SUMS = TOKENS / 2;  // a lane's sums of one 64-row block
 constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
+constexpr u32 REDUCTION_BYTES = (PARTS - 1) * ROW_GROUPS * ROW_BLOCKS * TOKEN_TILES * SUMS_TILE_BYTES;
 constexpr u32 REDUCTION_BARRIER = 1;
 constexpr u32 NO_STAGE = ~0u;
 
@@ -51,7 +52,11 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     const PrepackedStages stages(base);
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
 
-    if (threadIdx.x == 0) stages.init_barriers(CONSUMER_WARPS);
+    const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
+    if (threadIdx.x == 0) {
+        meeting.init(REDUCTION_BYTES);
+        stages.init_barriers(CONSUMER_WARPS);
+    }
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
         lower_registers<PRODUCER_REGISTERS>();
@@ -153,17 +158,15 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
                 const u32 sums_tile = (((of_part - 1) * ROW_GROUPS + row_group) * ROW_BLOCKS + b) * TOKEN_TILES + q;
                 return base + REDUCTION_AT + sums_tile * SUMS_TILE_BYTES + threadIdx.x % 128 * 16;
             };
-            if (K_CLUSTER > 1 || walk.item != blockIdx.x) {  // what lies there is read: stages, or the last sums
-                meet<K_CLUSTER>(REDUCTION_BARRIER, 32 * CONSUMER_WARPS);
-            }
+            meeting.open(walk.item == blockIdx.x);
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
                 for (u32 q = 0; q < TOKEN_TILES; ++q) {
-                    if (part > 0) store_in_first_block<K_CLUSTER>(sums_at(part, b, q), sums[b] + 4 * q);
+                    if (part > 0) meeting.store(sums_at(part, b, q), sums[b] + 4 * q);
                 }
             }
-            meet<K_CLUSTER>(REDUCTION_BARRIER, 32 * CONSUMER_WARPS);
+            meeting.close(part == 0);
             if (part > 0) continue;
 #pragma unroll
             for (u32 other = 1; other < PARTS; ++other) {

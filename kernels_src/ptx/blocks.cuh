@@ -47,6 +47,12 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// The same without a fence: that all have come so far, and, after mbarrier_fence_init, that their barriers are there.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
 // Lets a kernel that was launched as a dependent of this one start, once every block has said so or is over.
 // Before sm_90 kernels always follow each other whole.
 __device__ __forceinline__ void start_dependents() {

@@ -49,23 +49,25 @@ __device__ __forceinline__ void store_shared_4(u32 address, u32 value) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
-// Four floats.
 __device__ __forceinline__ void store_shared_16(u32 address, const u32* word) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(word[0]), "r"(word[1]), "r"(word[2]),
                  "r"(word[3])
                  : "memory");
 }
 
+// Four floats.
 __device__ __forceinline__ void store_shared_floats(u32 address, const float* value) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]),
                  "f"(value[3])
                  : "memory");
 }
 
-// Four floats to another block of the cluster (sm_90): `address` from address_in_block.
-__device__ __forceinline__ void store_cluster_floats(u32 address, const float* value) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]),
-                 "f"(value[2]), "f"(value[3])
+// Four floats to a block of the cluster, where they complete on an mbarrier like a copy (sm_90): nobody waits for a fence.
+// Both addresses from address_in_block.
+__device__ __forceinline__ void send_floats(u32 address, const float* value, u32 barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address),
+                 "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]), "r"(barrier)
                  : "memory");
 }
 

@@ -98,7 +98,7 @@ class _StageTile:
         plan.add("ACTIVATIONS_AT", self._stage_chunks * self.max_tokens * _TOKEN_BYTES, _SWIZZLE_BYTES)
         stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
         plan.nbytes = self.stages * stage_bytes
-        plan.add("BARRIERS_AT", 2 * self.stages * _BARRIER_BYTES)
+        plan.add("BARRIERS_AT", (2 * self.stages + 1) * _BARRIER_BYTES)
         if self.k_cluster > 1 and reduction_bytes <= self.stages * stage_bytes:
             plan.macros["REDUCTION_AT"] = 0  # over the stages: a block of a cluster has done with them
         else:
@@ -313,7 +313,7 @@ class PrefillTile:
         plan.add("_ACTIVATIONS_AT", self.activation_stages * self.tokens * _TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
         plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * _TILE_OUT_BYTES, 128)
-        plan.add("BARRIERS_AT", 2 * (self.activation_stages + self.weight_stages) * _BARRIER_BYTES)
+        plan.add("BARRIERS_AT", (2 * (self.activation_stages + self.weight_stages) + 1) * _BARRIER_BYTES)
         plan.add("ARRIVALS_AT", _CONSUMER_GROUPS * 4, 4)
         return plan
 

@@ -25,5 +25,6 @@ inline void lower_registers() {}
 inline u32 cluster_rank() { return 0; }
 inline u32 address_in_block(u32 address, u32) { return address; }
 inline void cluster_sync() { emulation::fail("no clusters here"); }
+inline void cluster_meet() { emulation::fail("no clusters here"); }
 inline void start_dependents() {}
 inline void wait_for_prerequisites() {}

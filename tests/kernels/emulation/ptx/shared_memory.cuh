@@ -52,7 +52,7 @@ inline void add_shared_floats(float* sum, u32 address) {
     if (address % 16 != 0) emulation::fail("bad shared address");
     for (u32 i = 0; i < 4; ++i) sum[i] += emulate_load<float>(address + 4 * i);
 }
-inline void store_cluster_floats(u32, const float*) { emulation::fail("no clusters here"); }
+inline void send_floats(u32, const float*, u32) { emulation::fail("no clusters here"); }
 
 inline Words4 load_matrix_x4(u32 address) {
     const auto* lanes = emulation::exchange(&address, 1);
