@@ -9,13 +9,15 @@ else
 PY := $(VENV)/bin/python
 environment = @$(PYTHON) tools/environment.py $(1) --venv $(VENV)
 endif
+OLDEST := $(VENV)-oldest
 
-.PHONY: help demo test test-gpu bench tables lint format clean
+.PHONY: help demo test test-gpu test-oldest bench tables lint format clean
 
 help:
 	@echo "make demo      quantize a real sentence encoder and compare its embeddings (GPU if usable, else CPU)"
 	@echo "make test      every test that this machine can run; kernels are compiled even without a GPU"
 	@echo "make test-gpu  only the tests that need a CUDA device; fails without one"
+	@echo "make test-oldest  tests of the core, with the oldest versions that pyproject.toml allows"
 	@echo "make bench     measure on this machine, one JSON row a case, into bench/results/"
 	@echo "make tables    rewrite the README's performance tables from bench/results/"
 	@echo "make lint      ruff and mypy"
@@ -31,6 +33,10 @@ test:
 test-gpu:
 	$(call environment,test)
 	$(PY) -m pytest -m gpu --require-gpu
+
+test-oldest:
+	@$(PYTHON) tools/environment.py oldest --venv $(OLDEST)
+	$(OLDEST)/bin/python -m pytest -m "not gpu" tests/facts tests/cpu tests/cli tests/checkpoint tests/interop
 
 bench:
 	$(call environment,test)
@@ -52,4 +58,4 @@ format:
 	$(PY) -m ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-install.log out build dist
+	rm -rf $(VENV) $(VENV)-install.log $(OLDEST) $(OLDEST)-install.log out build dist

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import re
 import shutil
 import subprocess
 import sys
@@ -32,13 +33,19 @@ class EnvironmentProblem(Exception):
 
 @dataclass(frozen=True)
 class Profile:
-    """What one purpose needs; ``cuda_prefix`` precedes the CUDA extra's name, ``cuda_default`` is for no GPU."""
+    """What one purpose needs; ``cuda_prefix`` precedes the CUDA extra's name, ``cuda_default`` is for no GPU.
+
+    ``cuda``: whether there is a CUDA extra at all.
+    ``oldest``: of everything that pyproject.toml names with a lowest version, that one.
+    """
 
     extras: tuple[str, ...]
     cuda_prefix: str = ""
     cuda_default: str | None = None
     requirements: str | None = None
     without_dependencies: tuple[str, ...] = ()
+    cuda: bool = True
+    oldest: bool = False
 
 
 PROFILES = {
@@ -49,6 +56,7 @@ PROFILES = {
         requirements="tests/requirements.txt",
         without_dependencies=(MODEL_PACKAGE,),
     ),
+    "oldest": Profile(extras=("dev", "plot"), cuda=False, oldest=True),  # CuPy wants a newer NumPy than the rest
 }
 
 
@@ -81,6 +89,8 @@ def cuda_extra(version: tuple[int, int] | None) -> tuple[str | None, str]:
 
 def profile_extras(profile: Profile, version: tuple[int, int] | None) -> tuple[list[str], str]:
     """The extras to install for a profile on a machine with this driver, and the reason in words."""
+    if not profile.cuda:
+        return list(profile.extras), "the CPU alone"
     extra, reason = cuda_extra(version)
     if extra is not None:
         return [*profile.extras, profile.cuda_prefix + extra], reason
@@ -90,6 +100,23 @@ def profile_extras(profile: Profile, version: tuple[int, int] | None) -> tuple[l
             profile.cuda_default,
         ], f"{reason}; {profile.cuda_default} to compile kernels without one"
     return list(profile.extras), reason
+
+
+def oldest_versions(project: str, extras: list[str]) -> list[str]:
+    """Requirements that pin what ``project`` (the text of pyproject.toml) and these extras name to the lowest versions.
+
+    A version of one number means its first minor one, one of two numbers any of its patches. The extra dev is left
+    out: it has tools, which nothing that is installed depends on.
+    """
+    found = []
+    for group in ("dependencies", *(extra for extra in extras if extra != "dev")):
+        body = re.search(rf"^{re.escape(group)} = \[(.*?)\]$", project, re.MULTILINE | re.DOTALL)
+        if body is None:
+            raise EnvironmentProblem(f"pyproject.toml has no list {group}")
+        for name, version, marker in re.findall(r'"([\w-]+)>=([\d.]+)[^";]*(;[^"]*)?"', body[1]):
+            parts = version.split(".")
+            found.append(f"{name}=={'.'.join(parts if len(parts) > 1 else [*parts, '0'])}.*{marker}")
+    return found
 
 
 def fingerprint(profile: Profile, extras: list[str]) -> str:
@@ -153,6 +180,8 @@ def ensure(name: str, venv: Path) -> bool:
     create(venv, log)
     pip = pip_command(venv)
     requirements = [] if profile.requirements is None else ["--requirement", profile.requirements]
+    if profile.oldest:
+        requirements += oldest_versions((ROOT / "pyproject.toml").read_text(), extras)
     run([*pip, "install", "--editable", f".[{','.join(extras)}]", *requirements], log)
     for package in profile.without_dependencies:
         run([*pip, "install", "--no-deps", package], log)

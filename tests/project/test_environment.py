@@ -87,3 +87,26 @@ def test_a_python_without_pip_is_told_which_package_to_install(environment, tmp_
     monkeypatch.setattr(environment.sys, "executable", str(no_pip))
     with pytest.raises(environment.EnvironmentProblem, match="python3-venv"):
         environment.pip_command(tmp_path)
+
+
+def test_the_oldest_versions_are_those_that_the_project_names(environment):
+    project = (
+        'dependencies = [\n    "numpy>=1.26",\n    "rich>=13",\n    "tomli>=2; python_version < \'3.11\'",\n]\n'
+        '[project.optional-dependencies]\nplot = ["matplotlib>=3.8"]\ncuda12 = ["nvrtc-cu12>=12.8,<13", "a>=1.2.3"]\n'
+    )
+    assert environment.oldest_versions(project, ["dev", "cuda12"]) == [
+        "numpy==1.26.*",
+        "rich==13.0.*",
+        "tomli==2.0.*; python_version < '3.11'",
+        "nvrtc-cu12==12.8.*",
+        "a==1.2.3.*",
+    ]
+    with pytest.raises(environment.EnvironmentProblem, match="no list cuda9"):
+        environment.oldest_versions(project, ["cuda9"])
+
+
+def test_every_version_that_the_project_asks_for_is_among_the_oldest(environment):
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras, _ = environment.profile_extras(environment.PROFILES["oldest"], None)
+    found = [requirement.split("==")[0] for requirement in environment.oldest_versions(declared, extras)]
+    assert {"numpy", "ml_dtypes", "numba", "safetensors", "typer", "rich", "matplotlib"} <= set(found)
