@@ -100,6 +100,8 @@ def quantize(
         check_target(target)
         if compare and dry_run:
             raise CheckpointError("--compare measures what is quantized and --dry-run quantizes nothing; drop one")
+        if plot is not None and dry_run:
+            raise CheckpointError("--plot draws what is quantized and --dry-run quantizes nothing; drop one")
     if plot is not None:
         from fp4rt.cli import figures
 
@@ -121,7 +123,7 @@ def quantize(
         report = checkpoint.quantize(
             source, target, options, jobs=jobs, overwrite=overwrite, dry_run=dry_run, progress=progress
         )
-    if plot is not None and not dry_run:
+    if plot is not None:
         figures.draw_run(report, plot)
     _show(report, as_json, verbose)
 

@@ -193,6 +193,7 @@ def test_converting_what_is_not_quantized_is_one_line(command, tmp_path, capsys)
         (("--input-amax", "inf"), "--input-amax must be positive"),
         (("--plot", "model.safetensors"), "--plot needs a name that ends with .png"),
         (("--dry-run", "--compare"), "--dry-run quantizes nothing; drop one"),
+        (("--dry-run", "--plot", "picture.png"), "--dry-run quantizes nothing; drop one"),
     ],
 )
 def test_an_option_that_means_nothing_is_wrong_usage_in_one_line(options, message, tmp_path, capsys):
