@@ -9,6 +9,7 @@ a multiple of 4.
 
 from __future__ import annotations
 
+import numbers
 from enum import Enum
 from typing import Any
 
@@ -69,7 +70,7 @@ _LAYOUTS = {
 
 def fp4_quantize(
     input: torch.Tensor,
-    global_scale: torch.Tensor | None = None,
+    global_scale: torch.Tensor | float | None = None,
     sf_vec_size: int = 16,
     sf_use_ue8m0: bool = False,
     is_sf_swizzled_layout: bool = True,
@@ -82,7 +83,7 @@ def fp4_quantize(
 
     Args:
         input: (..., m, k) float16 or bfloat16, k a multiple of 16. A column-major one is quantized along its columns.
-        global_scale: one element of any float dtype, taken as fp32: the encode scale; None means 1.
+        global_scale: a number, or one element of any float dtype, taken as fp32: the encode scale; None means 1.
         sf_vec_size: 16: NVFP4.
         sf_use_ue8m0: False: NVFP4.
         is_sf_swizzled_layout: 128x4; else row-major.
@@ -98,6 +99,7 @@ def fp4_quantize(
     Raises:
         NotImplementedError: another recipe, or another input dtype.
         AssertionError: k does not fit.
+        TypeError: the global scale is neither a tensor nor a number.
         ValueError: the backend is unknown.
     """
     if backend not in QUANTIZE_BACKENDS:
@@ -112,7 +114,7 @@ def fp4_quantize(
     layout = LAYOUTS["linear"]
     if is_sf_swizzled_layout:
         layout = LAYOUTS["8x4" if is_sf_8x4_layout else "128x4"]
-    scale = one(rows.device) if global_scale is None else global_scale.float()
+    scale = _fp32_scale("fp4_quantize", global_scale, rows.device)
     if is_global_scale_inversed:
         scale = 1.0 / scale
     data, scales, _ = ops.quantize(rows.reshape(-1, rows.shape[-1]), scale, layout.name, None)
@@ -122,7 +124,7 @@ def fp4_quantize(
 
 def nvfp4_quantize(
     a: torch.Tensor,
-    a_global_sf: torch.Tensor,
+    a_global_sf: torch.Tensor | float,
     sfLayout: SfLayout = SfLayout.layout_128x4,
     do_shuffle: bool = False,
     sf_vec_size: int = 16,
@@ -136,7 +138,7 @@ def nvfp4_quantize(
 
     Args:
         a: (m, k) float16 or bfloat16.
-        a_global_sf: one element of any float dtype, taken as fp32: the encode scale.
+        a_global_sf: a number, or one element of any float dtype, taken as fp32: the encode scale.
         sfLayout: where the scales lie.
         do_shuffle: shuffle rows as TensorRT-LLM's product wants its weights; with 128x4 only, m a multiple of 32.
         sf_vec_size: 16.
@@ -179,7 +181,7 @@ def nvfp4_quantize(
 
 def silu_and_mul_nvfp4_quantize(
     input: torch.Tensor,
-    global_scale: torch.Tensor,
+    global_scale: torch.Tensor | float,
     sf_vec_size: int = 16,
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
@@ -203,13 +205,13 @@ def silu_and_mul_nvfp4_quantize(
 
 
 def nvfp4_batched_quantize(
-    a: torch.Tensor, a_global_sf: torch.Tensor, sf_vec_size: int = 16
+    a: torch.Tensor, a_global_sf: torch.Tensor | float, sf_vec_size: int = 16
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantize a batch of matrices with one encode scale, scales in 128x4 a matrix.
 
     Args:
         a: (batch, m, k) float16 or bfloat16.
-        a_global_sf: fp32, one element.
+        a_global_sf: as :func:`nvfp4_quantize`.
         sf_vec_size: 16.
 
     Returns:
@@ -308,6 +310,17 @@ def _is_backend_supported(backend: str, compute_capability: int | None = None) -
 
 
 mm_fp4.is_backend_supported = _is_backend_supported  # type: ignore[attr-defined]
+
+
+def _fp32_scale(name: str, scale: torch.Tensor | float | None, device: torch.device) -> torch.Tensor:
+    """A global scale as the operators take it."""
+    if scale is None:
+        return one(device)
+    if isinstance(scale, torch.Tensor):
+        return scale.float()
+    if isinstance(scale, numbers.Real):
+        return torch.full((1,), float(scale), dtype=torch.float32, device=device)
+    raise TypeError(f"{name}: global_scale must be a tensor with one element or a number, got {type(scale).__name__}")
 
 
 def _check_recipe(name: str, sf_vec_size: int, ue8m0: Any) -> None:

@@ -73,6 +73,24 @@ def test_a_global_scale_of_another_float_dtype_is_taken_as_fp32(device: str, dty
     assert found[1].any()
 
 
+@pytest.mark.parametrize("number", [0.1, 3, np.float32(0.1)], ids=["float", "int", "numpy"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_number_is_a_global_scale_of_one_element(device: str, number: Any, inverse: bool) -> None:
+    x = normal(5, 64, device=device)
+    tensor = torch.tensor([float(number)], device=device)
+    found = flashinfer.fp4_quantize(x, number, is_global_scale_inversed=inverse)
+    expected = flashinfer.fp4_quantize(x, tensor, is_global_scale_inversed=inverse)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    found, expected = (flashinfer.nvfp4_batched_quantize(x[None], scale) for scale in (number, tensor))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("scale", [[2.0], "2.0", np.ones(1, np.float32)], ids=["list", "text", "array"])
+def test_a_global_scale_that_is_neither_tensor_nor_number_is_named(scale: Any) -> None:
+    with pytest.raises(TypeError, match=f"must be a tensor with one element or a number, got {type(scale).__name__}"):
+        flashinfer.fp4_quantize(normal(5, 64), scale)
+
+
 @pytest.mark.parametrize("layout", list(SfLayout), ids=lambda layout: layout.name)
 def test_leading_dimensions_are_rows_and_stay_dimensions_of_the_codes(device: str, layout: Any) -> None:
     x = normal(2, 5, 64, device=device)
