@@ -1,4 +1,7 @@
-"""The errors of fp4rt. Each message says what failed, what was wanted, what was got and what to do."""
+"""The errors of fp4rt, and how messages count.
+
+Each message says what failed, what was wanted, what was got and what to do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ __all__ = [
     "OutOfMemoryError",
     "ScaleError",
     "ShapeError",
+    "counted",
 ]
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """A number with its noun: "1 tensor", "2 tensors"; ``many`` where an s does not make the plural."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
 class Fp4rtError(Exception):

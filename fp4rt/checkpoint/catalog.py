@@ -13,7 +13,7 @@ from typing import Any
 from fp4rt.checkpoint.formats import SCALES, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.store import Store
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, get_layout
 
@@ -197,8 +197,8 @@ def _fused_rows(
         if count == experts:
             return ()
         raise CheckpointError(
-            f"{store.path}: {printable(global_scale)} has shape {shape}; a stack of {experts} experts needs one scale, "
-            "or one each"
+            f"{store.path}: {printable(global_scale)} has shape {shape}; a stack of "
+            f"{counted(experts, 'expert')} needs one scale, or one each"
         )
     parts = fused.get(name.weight)
     if parts is None:
@@ -208,8 +208,8 @@ def _fused_rows(
         )
     if len(parts) != count or sum(parts) != rows or min(parts) <= 0:
         raise CheckpointError(
-            f"{store.path}: {FUSED_METADATA} says {parts} for {printable(name.weight)}, which has {rows} rows and "
-            f"{count} global scales"
+            f"{store.path}: {FUSED_METADATA} says {parts} for {printable(name.weight)}, which has "
+            f"{counted(rows, 'row')} and {count} global scales"
         )
     return tuple(parts)
 

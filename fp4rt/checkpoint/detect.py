@@ -16,7 +16,7 @@ from fp4rt.checkpoint.folder import CONFIG, QUANT_CONFIG, read_json
 from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, FORMATS, MODELOPT, SCALES, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.store import Store
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns
 
@@ -162,9 +162,10 @@ def _by_shape(store: Store, layers: list[LayerName]) -> Format:
             return COMFY
         if linear != swizzled and found in (linear, transposed):
             return MODELOPT
+    count = counted(len(layers), "layer")
     raise CheckpointError(
-        f"{store.path}: modelopt or comfy? Both name the codes `weight` and the scales `{SCALES}`; the scales of all "
-        f"{len(layers)} layers (as {printable(layers[0].base)}) have a shape that fits either, and there is no "
+        f"{store.path}: modelopt or comfy? Both name the codes `weight` and the scales `{SCALES}`; the scales of "
+        f"{count} (as {printable(layers[0].base)}) have a shape that fits either, and there is no "
         f"{QUANT_CONFIG}, no {CONFIG_METADATA} and no {COMFY_METADATA}; say which with --from"
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4rt.checkpoint.header import printable
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["CONFIG", "QUANT_CONFIG", "Location", "companions", "locate", "read_json"]
 
@@ -215,4 +215,4 @@ def _names(paths: list[Path]) -> str:
 
 def _tensor_of(weight_map: dict[str, str], shard: str) -> str:
     names = [name for name, file in weight_map.items() if file == shard]
-    return printable(names[0]) + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+    return printable(names[0]) + (f" and {counted(len(names) - 1, 'more tensor')}" if len(names) > 1 else "")

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from fp4rt import api
-from fp4rt.errors import CheckpointError, ShapeError
+from fp4rt.errors import CheckpointError, ShapeError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3
 from fp4rt.tensor import QuantizedTensor
 
@@ -49,7 +49,8 @@ class FusedParts:
             return f"keeps {len(self.parts)} global scales, one for each part"
         if not self.lost_blocks:
             return "lossless"
-        return f"{self.lost_blocks} block scales were rounded again: {self.sqnr_db:.1f} dB"
+        lost = counted(self.lost_blocks, "block scale was", "block scales were")
+        return f"{lost} rounded again: {self.sqnr_db:.1f} dB"
 
 
 def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp4rt.checkpoint.dtypes import BITS
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 
 __all__ = [
     "HEADER_ALIGNMENT",
@@ -25,7 +25,6 @@ __all__ = [
     "SIZE_BYTES",
     "Header",
     "TensorEntry",
-    "counted",
     "parse",
     "serialize",
 ]
@@ -97,15 +96,17 @@ def check_size_field(size: int, file_bytes: int, where: str) -> None:
     Raises:
         CheckpointError: the size is impossible.
     """
+    claim = f"{where}: the header claims {counted(size, 'byte')}"
     if size > file_bytes - SIZE_BYTES:
+        rest = counted(max(0, file_bytes - SIZE_BYTES), "follows", "follow")
         raise CheckpointError(
-            f"{where}: the header claims {size} bytes but only {max(0, file_bytes - SIZE_BYTES)} follow its size "
-            f"field (file of {file_bytes} bytes); the file is truncated or is no safetensors file"
+            f"{claim} but only {rest} its size field (file of {file_bytes} bytes); the file is truncated or is no "
+            "safetensors file"
         )
     if size > MAX_HEADER_BYTES:
-        raise CheckpointError(f"{where}: the header claims {size} bytes, more than the format's {MAX_HEADER_BYTES}")
+        raise CheckpointError(f"{claim}, more than the format's {MAX_HEADER_BYTES}")
     if size < 2:
-        raise CheckpointError(f"{where}: the header claims {size} bytes; the shortest header is 2 bytes")
+        raise CheckpointError(f"{claim}; the shortest header is 2 bytes")
 
 
 def serialize(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
@@ -175,14 +176,15 @@ def _check_entry(name: str, value: Any, data_bytes: int, where: str) -> TensorEn
     start, stop = offsets
     if start > stop or stop > data_bytes:
         raise CheckpointError(
-            f"{label}: data_offsets [{start}, {stop}] do not lie in the {data_bytes} bytes of data; "
+            f"{label}: data_offsets [{start}, {stop}] do not lie in the {counted(data_bytes, 'byte')} of data; "
             "the file is truncated or its header lies"
         )
     wanted = tensor_bytes(dtype, shape)
     if wanted != stop - start:
+        needed = "a whole number of bytes" if wanted is None else counted(wanted, "byte")
         raise CheckpointError(
-            f"{label}: shape {printable(shape)} of {dtype} needs {'a whole number of' if wanted is None else wanted} "
-            f"bytes but data_offsets [{start}, {stop}] hold {stop - start}"
+            f"{label}: shape {printable(shape)} of {dtype} needs {needed} but data_offsets [{start}, {stop}] hold "
+            f"{stop - start}"
         )
     return TensorEntry(name, dtype, tuple(shape), start, stop)
 
@@ -203,7 +205,8 @@ def _check_tiling(entries: list[TensorEntry], data_bytes: int, where: str) -> No
             )
         position, previous = entry.stop, entry.name
     if position != data_bytes:
-        raise CheckpointError(f"{where}: the tensors end at byte {position} but the data has {data_bytes} bytes")
+        size = counted(data_bytes, "byte")
+        raise CheckpointError(f"{where}: the tensors end at byte {position} but the data has {size}")
 
 
 def _is_size(value: Any) -> bool:
@@ -218,8 +221,3 @@ def printable(value: Any, limit: int = 120) -> str:
     """``repr`` of a value of a file, short and on one line, so that a hostile name cannot flood a terminal."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
-
-
-def counted(number: int, one: str, many: str | None = None) -> str:
-    """A number with its noun: "1 tensor", "2 tensors"; ``many`` where an s does not make the plural."""
-    return f"{number} {one if number == 1 else many or f'{one}s'}"

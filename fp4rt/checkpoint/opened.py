@@ -15,7 +15,7 @@ from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import input_scales, matrices
 from fp4rt.checkpoint.store import Store
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["Checkpoint"]
@@ -92,7 +92,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
             raise CheckpointError(f"{self.path}: {printable(name)} is one matrix, not a stack of experts")
         if layer.experts is not None and (expert is None or not 0 <= expert < layer.experts):
             raise CheckpointError(
-                f"{self.path}: {printable(name)} is a stack of {layer.experts} experts; pass expert=0 ... "
+                f"{self.path}: {printable(name)} is a stack of {counted(layer.experts, 'expert')}; pass expert=0 ... "
                 f"{layer.experts - 1}, got {expert}"
             )
         q = next(matrices(self._store, layer, first=expert or 0))
@@ -131,9 +131,8 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return name in self._store
 
     def __repr__(self) -> str:
-        return (
-            f"Checkpoint({str(self.path)!r}, {self.format}, {len(self.layers)} quantized layers, {len(self)} tensors)"
-        )
+        counts = f"{counted(len(self.layers), 'quantized layer')}, {counted(len(self), 'tensor')}"
+        return f"Checkpoint({str(self.path)!r}, {self.format}, {counts})"
 
     def close(self) -> None:
         """Close the files; arrays that were handed out stay valid as long as they live."""

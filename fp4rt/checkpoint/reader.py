@@ -18,7 +18,7 @@ import numpy as np
 from fp4rt.checkpoint import header
 from fp4rt.checkpoint.dtypes import numpy_dtype
 from fp4rt.checkpoint.header import Header, TensorEntry, printable
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["TensorFile"]
 
@@ -117,9 +117,8 @@ class TensorFile(Mapping[str, np.ndarray]):
 def _read_header(descriptor: int, file_bytes: int, where: str) -> Header:
     field = os.pread(descriptor, header.SIZE_BYTES, 0)
     if len(field) < header.SIZE_BYTES:
-        raise CheckpointError(
-            f"{where}: {file_bytes} bytes are too few for a safetensors file, which starts with an 8-byte size"
-        )
+        found = counted(file_bytes, "byte is", "bytes are")
+        raise CheckpointError(f"{where}: {found} too few for a safetensors file, which starts with an 8-byte size")
     size = int.from_bytes(field, "little")
     header.check_size_field(size, file_bytes, where)
     raw = os.pread(descriptor, size, header.SIZE_BYTES)

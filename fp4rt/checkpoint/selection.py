@@ -20,6 +20,7 @@ from fnmatch import fnmatchcase
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.formats import LayerName
 from fp4rt.checkpoint.header import TensorEntry
+from fp4rt.errors import counted
 from fp4rt.format import BLOCK
 
 __all__ = ["DEFAULT_PATTERN", "RULES", "Selection", "matches"]
@@ -67,7 +68,8 @@ class Selection:
             return "empty"
         columns = entry.shape[-2 if transposed and len(entry.shape) == 3 else -1]
         if columns % BLOCK and not self.pad:
-            return f"{columns} columns are no multiple of {BLOCK}; --pad stores zeros behind them"
+            found = counted(columns, "column is", "columns are")
+            return f"{found} no multiple of {BLOCK}; --pad stores zeros behind them"
         return None
 
     def _named(self, entry: TensorEntry) -> str | None:

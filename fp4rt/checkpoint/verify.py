@@ -11,11 +11,10 @@ import numpy as np
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
-from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices
 from fp4rt.checkpoint.selection import matches
 from fp4rt.checkpoint.store import Store
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_NAN_BYTE
 from fp4rt.layout import block_columns, ceil_div, get_layout
 from fp4rt.tensor import QuantizedTensor

@@ -14,7 +14,6 @@ from fp4rt.checkpoint.catalog import catalog
 from fp4rt.checkpoint.compare import compare
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import FORMATS
-from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.inspect import Inspection
 from fp4rt.checkpoint.inspect import inspect as look_at
 from fp4rt.checkpoint.plan import format_named
@@ -24,7 +23,7 @@ from fp4rt.checkpoint.verify import verify as check
 from fp4rt.cli.console import BAD_INPUT, add, bar, clean, failing, note, print_json, print_table, size, table, usage
 from fp4rt.cli.paths import PAGES, PICTURES, check_ending, check_folder, named
 from fp4rt.cli.results import decibel, shape_text
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["inspect", "verify"]
 

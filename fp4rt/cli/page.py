@@ -11,6 +11,7 @@ from fp4rt.checkpoint.writer import write_atomically
 from fp4rt.cli.console import size
 from fp4rt.cli.figures import code_image, layer_image
 from fp4rt.cli.results import shape_text
+from fp4rt.errors import counted
 from fp4rt.format import E2M1
 
 __all__ = ["write_page"]
@@ -36,9 +37,10 @@ def _page(found: Inspection) -> str:
     title = html.escape(Path(found.path).name)
     evidence = f" Said by {html.escape(', '.join(found.evidence))}." if found.evidence else ""
     total = sum(nbytes for _, nbytes, _ in found.files)
+    layers = counted(len(found.layers), "quantized layer")
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>",
-        f"<h1>{title}</h1><p>Format <code>{found.format}</code>, {len(found.layers)} quantized layers, {size(total)}.",
+        f"<h1>{title}</h1><p>Format <code>{found.format}</code>, {layers}, {size(total)}.",
         f"{evidence}</p>",
         _table(("file", "tensors", "bytes"), [(name, str(count), size(nbytes)) for name, nbytes, count in found.files]),
         _table(

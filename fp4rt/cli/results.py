@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from fp4rt.checkpoint.header import counted
 from fp4rt.checkpoint.methods import METHODS
 from fp4rt.checkpoint.report import RunReport, TensorReport
 from fp4rt.cli.console import add, clean, note, print_table, size, table
+from fp4rt.errors import counted
 
 __all__ = ["decibel", "print_report", "shape_text"]
 

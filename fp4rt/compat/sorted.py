@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fp4rt.compat.products import PACKED, SCALES, check_count, multiply
+from fp4rt.errors import counted
 from fp4rt.format import CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, round_up
 
@@ -193,14 +194,16 @@ def _check_moe(
         ("problem_sizes", sizes, torch.int32, 2),
     ):
         if tensor.dtype != dtype or tensor.ndim != rank or not tensor.is_contiguous():
+            dimensions = counted(rank, "dimension")
             raise RuntimeError(
-                f"cutlass_fp4_moe_mm: {name} must be a contiguous {dtype} tensor with {rank} dimensions, but got "
+                f"cutlass_fp4_moe_mm: {name} must be a contiguous {dtype} tensor with {dimensions}, but got "
                 f"{tensor.dtype} {tuple(tensor.shape)} with strides {tensor.stride()}"
             )
     experts = b.shape[0]
     if sizes.shape != (experts, 3) or begins.numel() != experts or scale_begins.numel() != experts:
+        need = counted(experts, "expert needs", "experts need")
         raise RuntimeError(
-            f"cutlass_fp4_moe_mm: {experts} experts need problem_sizes ({experts}, 3) and as many offsets, but got "
+            f"cutlass_fp4_moe_mm: {need} problem_sizes ({experts}, 3) and as many offsets, but got "
             f"{tuple(sizes.shape)}, {begins.numel()} and {scale_begins.numel()}"
         )
     check_count("cutlass_fp4_moe_mm", "alphas", alphas, experts, RuntimeError)

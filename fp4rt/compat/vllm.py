@@ -20,6 +20,7 @@ from fp4rt.compat import experts
 from fp4rt.compat import flashinfer as _flashinfer
 from fp4rt.compat.products import check_count, multiply
 from fp4rt.compat.sorted import cutlass_fp4_moe_mm
+from fp4rt.errors import counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, block_columns, data_shape, round_up
 from fp4rt.torch import ops
@@ -207,7 +208,8 @@ def flashinfer_scaled_fp4_mm(
     """
     for name, tensor in (("a", a), ("b", b), ("block_scale_a", block_scale_a), ("block_scale_b", block_scale_b)):
         if tensor.ndim != 2:
-            raise AssertionError(f"flashinfer_scaled_fp4_mm: {name} must be a matrix, but got {tensor.ndim} dimensions")
+            found = counted(tensor.ndim, "dimension")
+            raise AssertionError(f"flashinfer_scaled_fp4_mm: {name} must be a matrix, but got {found}")
     if a.stride(-1) != 1 or b.stride(-1) != 1:
         raise AssertionError("flashinfer_scaled_fp4_mm: a and b must be dense along k")
     if a.shape[1] != b.shape[1]:

@@ -19,7 +19,7 @@ from fp4rt import interop
 from fp4rt.coverage.allocations import WatchedAllocation, WatchingPool
 from fp4rt.coverage.memory import GUARD_BYTES, GuardedTwin, InPlace, OutputMemory
 from fp4rt.coverage.verdict import CoverageError, Finding, OutputVerdict, Place, Verdict
-from fp4rt.errors import ShapeError
+from fp4rt.errors import ShapeError, counted
 from fp4rt.pool import PaddingTag, data_tag, scale_tag, use_pool
 from fp4rt.tensor import QuantizedTensor
 
@@ -192,7 +192,8 @@ def _memory(name: str, output: Output, guard: int, in_place: bool) -> OutputMemo
     view = interop.view(output.array, name)
     if output.tag is not None and output.tag.nbytes != view.nbytes:
         raise ShapeError(
-            f"coverage: {name} has {view.nbytes} bytes, its tag's extent {output.tag.physical} has {output.tag.nbytes}"
+            f"coverage: {name} has {counted(view.nbytes, 'byte')}, its tag's extent {output.tag.physical} has "
+            f"{output.tag.nbytes}"
         )
     return InPlace(view) if in_place else GuardedTwin(view, guard)
 

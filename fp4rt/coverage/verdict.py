@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fp4rt.errors import counted
 from fp4rt.pool import PaddingTag
 
 __all__ = ["CoverageError", "Finding", "OutputVerdict", "Place", "Verdict"]
@@ -48,7 +49,7 @@ class Finding:
     def describe(self) -> str:
         """The counts by part and the first place."""
         parts = f"{self.in_padding} in the padding, {self.in_valid_part} in the valid part"
-        return f"{self.count} bytes ({parts}), first {self.first}"
+        return f"{counted(self.count, 'byte')} ({parts}), first {self.first}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class OutputVerdict:
         if self.padding_set.count:
             found.append(f"padding written with something else than zero: {self.padding_set.describe()}")
         if self.outside[0]:
-            found.append(f"written outside of the array: {self.outside[0]} bytes, first at offset {self.outside[1]:+d}")
+            count = counted(self.outside[0], "byte")
+            found.append(f"written outside of the array: {count}, first at offset {self.outside[1]:+d}")
         return tuple(found)
 
     @property
@@ -99,13 +101,15 @@ class OutputVerdict:
 
     def __str__(self) -> str:
         faults = self.faults
-        head = f"{self.name}, {self.nbytes} bytes: "
+        head = f"{self.name}, {counted(self.nbytes, 'byte')}: "
         note = "" if self.guarded else " [no guard bands: writes outside are not seen]"
         if not faults and self.partial:
             return f"{head}writes {self.nbytes - self.missed.count} of them{note}"
         if not faults:
             kept = self.missed.count
-            rest = f"; {kept} padding bytes left to the {self.tag.writer}" if kept and self.tag is not None else ""
+            rest = ""
+            if kept and self.tag is not None:
+                rest = f"; {counted(kept, 'padding byte')} left to the {self.tag.writer}"
             return f"{head}covered{rest}{note}"
         broken = f"\n    breaks {describe_tag(self.tag)}" if self.tag is not None else ""
         return head + "".join(f"\n    {fault}" for fault in faults) + broken + note

@@ -19,6 +19,7 @@ from fp4rt.cpu.kernels.relayout import relayout_rows
 from fp4rt.cpu.memory import Matrix, Target, flat_bytes, matrix, new_array, offsets, scalar
 from fp4rt.cpu.product import explain, matmul
 from fp4rt.cpu.threads import map_rows, on_thread, thread_count
+from fp4rt.errors import counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import ScaleLayout, block_columns, ceil_div, data_shape
 from fp4rt.pool import data_tag, scale_tag
@@ -33,7 +34,7 @@ __all__ = ["dequantize", "explain", "global_scale", "matmul", "prepack", "quanti
 
 def status() -> BackendStatus:
     """The CPU backend runs wherever its dependencies are installed."""
-    return BackendStatus("cpu", True, f"{thread_count()} threads", ("cpu",))
+    return BackendStatus("cpu", True, counted(thread_count(), "thread"), ("cpu",))
 
 
 def quantize(

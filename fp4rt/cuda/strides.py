@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fp4rt.errors import ShapeError
+from fp4rt.errors import ShapeError, counted
 from fp4rt.interop.dtypes import itemsize
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def check_address(address: int, dtype: str, name: str = "x") -> None:
     size = itemsize(dtype)
     if address % size:
         raise ShapeError(
-            f"{name} starts {address % size} bytes into an element of {dtype}, which takes {size}; "
+            f"{name} starts {counted(address % size, 'byte')} into an element of {dtype}, which takes {size}; "
             "the device reads whole elements: pass a copy"
         )
 

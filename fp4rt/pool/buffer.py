@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fp4rt.device import Device
-from fp4rt.errors import DeviceError, ShapeError
+from fp4rt.errors import DeviceError, ShapeError, counted
 from fp4rt.pool.tag import PaddingTag
 from fp4rt.pool.upstream import host_array
 
@@ -120,9 +120,10 @@ class Buffer:
         dtype = np.dtype(dtype)
         needed = math.prod(shape) * dtype.itemsize
         if needed > self.nbytes:
-            raise ShapeError(f"Buffer.numpy: {shape} of {dtype} needs {needed} bytes, the buffer has {self.nbytes}")
+            size = counted(needed, "byte")
+            raise ShapeError(f"Buffer.numpy: {shape} of {dtype} needs {size}, the buffer has {self.nbytes}")
         return host_array(self.pointer, shape, dtype, self)
 
     def __repr__(self) -> str:
         place = f"at {self._block.pointer:#x} on {self.device}, stream {self.stream:#x}"
-        return f"Buffer({self.nbytes} bytes {place}, {self.tag})"
+        return f"Buffer({counted(self.nbytes, 'byte')} {place}, {self.tag})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fp4rt.device import Device
-from fp4rt.errors import OutOfMemoryError
+from fp4rt.errors import OutOfMemoryError, counted
 from fp4rt.pool.arena import Arena
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.stats import readable_bytes
@@ -159,7 +159,7 @@ class BlockStore:
     def _no_memory_text(self, nbytes: int, size: int, arena: Arena, capture: int) -> str:
         limit = "no limit" if self.limit is None else f"limit {readable_bytes(self.limit)}"
         text = (
-            f"PaddedPool: no {readable_bytes(size)} for a request of {nbytes} bytes on {arena.device}: "
+            f"PaddedPool: no {readable_bytes(size)} for a request of {counted(nbytes, 'byte')} on {arena.device}: "
             f"in use {readable_bytes(self.in_use)}, held {readable_bytes(self.held)}, {limit}. "
         )
         if capture or self.recording(arena.device):

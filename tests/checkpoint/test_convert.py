@@ -12,6 +12,7 @@ import pytest
 import fp4rt
 from bench.checkpoint_model import TINY, Size, write_model
 from fp4rt import checkpoint
+from fp4rt.checkpoint.fusing import FusedParts
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError
 
@@ -367,6 +368,8 @@ def test_fusing_by_rescaling_states_its_loss(tmp_path, files):
     assert row.sqnr_db == pytest.approx(10 * np.log10((wanted.astype(np.float64) ** 2).sum() / (error**2).sum()))
     assert np.all(np.abs(error) <= np.abs(wanted) / 16 + 2.0**-9 * 6)  # half a unit of e4m3
     assert "rounded again" in row.note
+    lost = [FusedParts((), 30.0, 0.5, count).describe() for count in (1, 2)]
+    assert lost == ["1 block scale was rounded again: 30.0 dB", "2 block scales were rounded again: 30.0 dB"]
 
 
 def test_fusing_names_a_missing_part(tmp_path, files):

@@ -38,7 +38,7 @@ def test_shape_of_the_scales_tells_comfy(tmp_path, files):
 
 def test_ambiguity_is_an_error_that_lists_what_was_seen(tmp_path, files):
     path = files.make(tmp_path / "x.safetensors", square(files))
-    with pytest.raises(CheckpointError, match=r"modelopt or comfy.*'w'.*--from"):
+    with pytest.raises(CheckpointError, match=r"modelopt or comfy.*of 1 layer \(as 'w'\).*--from"):
         checkpoint.open(path)
     assert checkpoint.open(path, format="comfy").format == "comfy"
     assert checkpoint.open(path, format="modelopt").format == "modelopt"

@@ -84,6 +84,7 @@ def test_columns_that_are_no_multiple_of_sixteen_are_left_with_the_remedy():
     reason = Selection().reason_to_leave(entry("a.weight", (64, 50)))
     assert reason == "50 columns are no multiple of 16; --pad stores zeros behind them"
     assert Selection(pad=True).reason_to_leave(entry("a.weight", (64, 50))) is None
+    assert Selection().reason_to_leave(entry("a.weight", (64, 1))).startswith("1 column is no multiple of 16;")
 
 
 @pytest.mark.parametrize("dtype", ["I64", "U8", "F64", "F8_E4M3", "BOOL"])

@@ -296,6 +296,14 @@ def test_missing_shard_is_named_with_a_tensor_it_holds(model, tmp_path):
         checkpoint.quantize(source, tmp_path / "q")
 
 
+@pytest.mark.parametrize("others, said", [(0, "'t0'"), (1, "'t0' and 1 more tensor"), (2, "'t0' and 2 more tensors")])
+def test_a_missing_shard_says_how_much_it_holds(others, said, tmp_path):
+    weight_map = {f"t{i}": "a.safetensors" for i in range(1 + others)}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=f"it holds {said}$"):
+        checkpoint.open(tmp_path)
+
+
 @pytest.mark.parametrize("change", ["extra", "lost", "elsewhere"])
 def test_index_that_disagrees_with_the_shards_is_refused(change, model, tmp_path):
     source = copy_of(model, tmp_path / "m")

@@ -34,16 +34,19 @@ BROKEN_HEADERS = {
     "fractional extent": (header(a=entry(shape=(4.0,))), bytes(4), "shape"),
     "boolean extent": (header(a=entry(shape=(True, 4))), bytes(4), "shape"),
     "shape too small": (header(a=entry(shape=(3,))), bytes(4), "needs 3 bytes"),
+    "shape of one byte": (header(a=entry(shape=(1,))), bytes(4), "needs 1 byte but"),
     "gigantic shape": (header(a=entry(shape=(2**62, 2**62))), bytes(4), "hold 4"),
     "product overflows to the right size": (header(a=entry(shape=(2**32, 2**32 + 1))), bytes(4), "hold 4"),
     "offsets backwards": (header(a=entry(offsets=(4, 0))), bytes(4), "do not lie in"),
     "offset behind the data": (header(a=entry(shape=(8,), offsets=(0, 8))), bytes(4), "do not lie in"),
+    "offset behind one byte": (header(a=entry()), bytes(1), "in the 1 byte of data"),
     "negative offset": (header(a=entry(offsets=(-4, 0))), bytes(4), "data_offsets"),
     "three offsets": (header(a=entry(offsets=(0, 2, 4))), bytes(4), "data_offsets"),
     "overlap": (header(a=entry(), b=entry(offsets=(2, 6))), bytes(6), "overlap"),
     "same bytes twice": (header(a=entry(), b=entry()), bytes(4), "overlap"),
     "hole": (header(a=entry(), b=entry(offsets=(6, 10))), bytes(10), "belong to no tensor"),
     "bytes left over": (header(a=entry()), bytes(5), "the data has 5 bytes"),
+    "one byte left over": (header(a=entry(shape=(0,), offsets=(0, 0))), bytes(1), "the data has 1 byte$"),
     "metadata of numbers": (b'{"__metadata__": {"a": 1}}', b"", "__metadata__"),
     "half a byte": (header(a=entry("F4", (3,), (0, 2))), bytes(2), "whole number of bytes"),
 }
@@ -90,6 +93,22 @@ def test_file_too_short_for_a_header_is_refused(length, tmp_path):
     path.write_bytes(b"\x10" + bytes(max(0, length - 1)) if length else b"")
     with pytest.raises(CheckpointError, match=r"x\.safetensors"):
         TensorFile(path)
+
+
+@pytest.mark.parametrize(
+    "claimed, rest, message",
+    [
+        (1, b"{}", "claims 1 byte; the shortest"),
+        (2, b"{", "claims 2 bytes but only 1 follows"),
+        (1, b"", "claims 1 byte but only 0 follow"),
+    ],
+)
+def test_a_header_of_one_byte_is_counted_in_the_singular(claimed, rest, message, tmp_path, files):
+    with pytest.raises(CheckpointError, match=message):
+        TensorFile(files.with_header(tmp_path / "x.safetensors", b"", rest, claimed))
+    (tmp_path / "x.safetensors").write_bytes(b"x")
+    with pytest.raises(CheckpointError, match="1 byte is too few"):
+        TensorFile(tmp_path / "x.safetensors")
 
 
 @pytest.mark.parametrize("missing", [1, 3, 12, 13])

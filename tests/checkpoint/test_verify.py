@@ -204,6 +204,32 @@ def test_checkpoint_is_a_mapping_of_stored_tensors(quantized):
         assert "modelopt" in repr(opened)
 
 
+def test_a_checkpoint_of_one_layer_says_so_in_the_singular(tmp_path):
+    q = fp4rt.quantize(np.ones((1, 2, 16), np.float32)[0], layout="linear")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q})
+    assert repr(checkpoint.open(tmp_path / "x.safetensors")).endswith("modelopt, 1 quantized layer, 3 tensors)")
+
+
+def test_a_stack_of_one_expert_says_so_in_the_singular(files, tmp_path):
+    stack = {
+        "e.weight": ("U8", [1, 4, 8], bytes(32)),
+        "e.weight_scale": ("F8_E4M3", [1, 4, 1], b"\x38" * 4),
+        "e.weight_scale_2": ("F32", [1], files.f32(1.0)),
+    }
+    opened = checkpoint.open(files.make(tmp_path / "x.safetensors", stack), "modelopt")
+    with pytest.raises(CheckpointError, match="is a stack of 1 expert; pass expert=0"):
+        opened.load("e", expert=1)
+    stack["e.weight_scale_2"] = ("F32", [2], files.f32(1.0, 1.0))
+    with pytest.raises(CheckpointError, match="a stack of 1 expert needs one scale"):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", stack), "modelopt")
+
+
+def test_a_fused_matrix_of_one_row_says_so_in_the_singular(files, tmp_path):
+    tensors = {**matrix(files, b"\x38" * 2, rows=1), "w.weight_scale_2": ("F32", [2], files.f32(1.0, 1.0))}
+    with pytest.raises(CheckpointError, match="which has 1 row and 2 global scales"):
+        findings(files, tmp_path, tensors, {"fp4rt.fused_rows": json.dumps({"w.weight": [1, 1]})})
+
+
 @pytest.mark.parametrize("form", ["modelopt", "compressed-tensors", "comfy"])
 @pytest.mark.parametrize("layout", ["linear", "128x4", "8x4"])
 def test_saved_tensors_come_back_whatever_layout_they_were_in(form, layout, tmp_path):

@@ -172,6 +172,8 @@ def test_one_of_a_thing_is_said_in_the_singular(tmp_path, capsys):
     ):
         assert fp4rt_command(*command) == status
         assert text in capsys.readouterr().out
+    assert fp4rt_command("inspect", tmp_path / "q", "--html", tmp_path / "q.html") == 0
+    assert "</code>, 1 quantized layer, " in (tmp_path / "q.html").read_text()
 
 
 def test_verify_two_fails_where_they_are_too_far_apart(model, quantized, capsys):

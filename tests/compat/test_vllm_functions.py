@@ -301,6 +301,14 @@ def test_the_trtllm_route_multiplies_8x4_activations_with_shuffled_weights(devic
     assert torch.equal(out, expected)
 
 
+def test_a_vector_is_no_operand_of_a_product() -> None:
+    codes, scales, alpha = torch.zeros((4, 32), dtype=torch.uint8), torch.zeros((128, 4), dtype=torch.uint8), None
+    with pytest.raises(AssertionError, match="b must be a matrix, but got 1 dimension$"):
+        vllm.flashinfer_scaled_fp4_mm(codes, codes[0], scales, scales, alpha, torch.bfloat16, "cutlass")
+    with pytest.raises(AssertionError, match="block_scale_a must be a matrix, but got 3 dimensions$"):
+        vllm.flashinfer_scaled_fp4_mm(codes, codes, scales[None], scales, alpha, torch.bfloat16, "cutlass")
+
+
 def test_a_padded_k_makes_an_unaligned_k_multipliable(device: str) -> None:
     a, a_scale, a_global, a_exact = quantized(5, 48, torch.float16, device, 1, 64)
     b, b_scale, b_global, b_exact = quantized(32, 48, torch.float16, device, 2, 64)

@@ -98,7 +98,17 @@ def test_a_write_outside_is_found_whatever_its_value(value, offset):
 
     verdict = coverage.check(run, np.empty((3, 4), np.uint8))
     assert verdict["output"].outside == (1, offset)
-    assert f"outside of the array: 1 bytes, first at offset {offset:+d}" in str(verdict)
+    assert f"outside of the array: 1 byte, first at offset {offset:+d}" in str(verdict)
+
+
+def test_one_byte_is_said_in_the_singular():
+    verdict = coverage.check(lambda out: None, np.empty(1, np.uint8))
+    assert "output, 1 byte: \n    never written: 1 byte (0 in the padding, 1 in the valid part)" in str(verdict)
+    tag = PaddingTag((1, 1), (1, 2), writer="caller")
+    verdict = coverage.check(lambda out: out[:, :1].fill(1), np.empty((1, 2), np.uint8), tag=tag)
+    assert "output, 2 bytes: covered; 1 padding byte left to the caller" in str(verdict)
+    with pytest.raises(ShapeError, match="output has 1 byte, its tag's extent"):
+        coverage.check(lambda out: None, np.empty(1, np.uint8), tag=tag)
 
 
 def test_writes_between_the_elements_of_a_strided_array_are_outside():

@@ -43,6 +43,8 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 def test_the_environment_decides_the_number_of_threads() -> None:
     code = "from fp4rt.cpu.threads import thread_count; print(thread_count())"
     assert in_new_process(code, FP4RT_NUM_THREADS="3").strip() == "3"
+    said = "from fp4rt.cpu import status; print(status().reason)"
+    assert [in_new_process(said, FP4RT_NUM_THREADS=n).strip() for n in "12"] == ["1 thread", "2 threads"]
     assert int(in_new_process(code, FP4RT_NUM_THREADS="")) == len(os.sched_getaffinity(0))
 
 

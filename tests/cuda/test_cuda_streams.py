@@ -186,7 +186,7 @@ def test_a_device_array_that_starts_inside_an_element_is_refused(device):
     cupy = device.cupy
     memory = cupy.zeros(4 * 64 + 8, np.uint8)
     odd = cupy.ndarray((4, 32), np.float16, cupy.cuda.MemoryPointer(memory.data.mem, 1))
-    with pytest.raises(ShapeError, match="starts 1 bytes into an element of float16"):
+    with pytest.raises(ShapeError, match="starts 1 byte into an element of float16"):
         fp4rt.quantize(odd, 1.0)
 
 

@@ -105,6 +105,8 @@ def test_limit_first_gives_back_what_is_free_then_refuses_readably(fake, gpu):
 def test_limit_smaller_than_the_request_names_both(fake, gpu):
     with pytest.raises(OutOfMemoryError, match=r"no 2 MiB .* limit 1 MiB"):
         PaddedPool(upstream=fake, limit=1 << 20).allocate(2 << 20, gpu)
+    with pytest.raises(OutOfMemoryError, match="for a request of 1 byte on"):
+        PaddedPool(upstream=fake, limit=0).allocate(1, gpu)
 
 
 def test_full_upstream_gets_the_free_blocks_back_before_the_error(make_fake, gpu):
@@ -210,6 +212,8 @@ def test_host_memory_is_aligned_and_typed():
 def test_array_larger_than_its_buffer_is_refused():
     with pytest.raises(ShapeError, match=r"\(5,\) of float32 needs 20 bytes, the buffer has 16"):
         PaddedPool().allocate(16).numpy((5,), np.float32)
+    with pytest.raises(ShapeError, match=r"\(1,\) of uint8 needs 1 byte, the buffer has 0"):
+        PaddedPool().allocate(0).numpy((1,), np.uint8)
 
 
 def test_device_memory_is_no_numpy_array(pool, gpu):
@@ -222,6 +226,7 @@ def test_buffer_says_where_it_is_and_what_it_carries(pool, gpu):
     buffer = pool.allocate(512, gpu, 5, tag)
     assert (buffer.device, buffer.stream, buffer.tag, buffer.nbytes) == (gpu, 5, tag, 512)
     assert "512 bytes" in repr(buffer)
+    assert "(1 byte at" in repr(pool.allocate(1, gpu))
     assert "cuda:0" in repr(buffer)
     assert "'covered'" in repr(pool)
 
