@@ -33,18 +33,31 @@ class Finding:
     message: str
 
 
-def verify(store: Store, wanted: str | None = None, progress: Callable[[int], None] | None = None) -> list[Finding]:
+def verify(
+    store: Store,
+    wanted: str | None = None,
+    progress: Callable[[int], None] | None = None,
+    layers_needed: bool = False,
+) -> list[Finding]:
     """Check every quantized layer, and the configuration against the layers.
 
     Opening the store has checked headers and index already. Checked here: all parts present, with fitting dtypes and
     shapes; block scales neither NaN nor negative; padding of codes and scales zero; global scales finite and positive;
     configuration and layers in agreement.
 
+    Args:
+        store: the checkpoint.
+        wanted: its format where names and configuration do not tell.
+        progress: called with bytes as they are dealt with.
+        layers_needed: refuse a checkpoint without quantized layers.
+
     Raises:
-        CheckpointError: the format cannot be told, or a layer is incomplete.
+        CheckpointError: the format cannot be told, a layer is incomplete, or there is none though one is needed.
     """
     configuration = read_configuration(store)
     layers = catalog(store, detect(store, configuration, wanted))
+    if layers_needed and not layers:
+        raise CheckpointError(f"no NVFP4 layers in {store.path}; `fp4rt quantize` makes them")
     findings = list(_configuration(configuration, layers))
     for layer in layers.values():
         findings.extend(_layer(store, layer))

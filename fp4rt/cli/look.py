@@ -10,9 +10,7 @@ from typing import Annotated
 
 import typer
 
-from fp4rt.checkpoint.catalog import catalog
 from fp4rt.checkpoint.compare import compare
-from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import FORMATS
 from fp4rt.checkpoint.inspect import Inspection
 from fp4rt.checkpoint.inspect import inspect as look_at
@@ -117,10 +115,8 @@ def _check_format(form: str | None) -> None:
 
 def _verify_one(path: Path, form: str | None, as_json: bool) -> None:
     store = Store(path)
-    if not catalog(store, detect(store, read_configuration(store), form)):
-        raise CheckpointError(f"no NVFP4 layers in {path}; `fp4rt quantize` makes them")
     with bar("verify", store.nbytes, quiet=as_json) as progress:
-        findings = check(store, form, progress)
+        findings = check(store, form, progress, layers_needed=True)
     errors = [finding for finding in findings if finding.severity == "error"]
     if as_json:
         print_json({"path": str(path), "ok": not errors, "findings": [asdict(finding) for finding in findings]})

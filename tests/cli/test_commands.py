@@ -16,6 +16,8 @@ import fp4rt
 from bench.__main__ import BENCHES, SUPPORT
 from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
+from fp4rt.checkpoint import detect
+from fp4rt.checkpoint.folder import read_json
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli import run
 
@@ -153,6 +155,13 @@ def test_verify_fails_for_a_broken_checkpoint(tmp_path, capsys):
     assert "error: w.weight: 1 block scale is NaN" in capsys.readouterr().out
     assert fp4rt_command("verify", tmp_path / "x.safetensors", "--json") == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_verify_reads_a_checkpoints_configuration_once(quantized, capsys, monkeypatch):
+    read = []
+    monkeypatch.setattr(detect, "read_json", lambda path: read.append(path.name) or read_json(path))
+    assert fp4rt_command("verify", quantized) == 0
+    assert sorted(read) == ["config.json", "hf_quant_config.json"]
 
 
 def test_one_of_a_thing_is_said_in_the_singular(tmp_path, capsys):
@@ -321,7 +330,7 @@ def test_version_and_help(capsys):
 
 
 def test_an_interrupt_ends_with_130_as_the_help_says(quantized, capsys, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fp4rt.cli.look.check", interrupt)
