@@ -53,7 +53,7 @@ def make_capsule(
         device: where it is.
         dtype: name of the element type.
         shape: extents; the elements are dense and row-major.
-        versioned: DLPack 1.x, where this NumPy has it; else the older struct.
+        versioned: DLPack 1.x, which needs NumPy 2.1; else the older struct.
     """
     memory = _Memory.from_address(pointer)
     memory.owner = owner

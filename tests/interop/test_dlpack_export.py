@@ -14,6 +14,10 @@ import pytest
 from fp4rt import interop
 from fp4rt.interop.export import Export, make_capsule
 
+versions = pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) < "2.1.0", reason=f"needs NumPy 2.1 for DLPack 1.x, this is {np.__version__}"
+)
+
 
 class Memory:
     """16 KiB of host memory that can be watched dying."""
@@ -56,7 +60,7 @@ def test_every_library_sees_the_same_memory_and_lets_it_go(consume: Any) -> None
     assert alive() is None
 
 
-@pytest.mark.parametrize("versioned", [True, False])
+@pytest.mark.parametrize("versioned", [pytest.param(True, marks=versions), False])
 def test_a_capsule_that_nobody_consumes_gives_its_memory_back(versioned: bool) -> None:
     memory = Memory()
     alive = weakref.ref(memory)
@@ -69,10 +73,19 @@ def test_a_capsule_that_nobody_consumes_gives_its_memory_back(versioned: bool) -
     assert alive() is None
 
 
-def test_a_version_is_given_only_to_who_asks_for_it() -> None:
+def test_the_older_struct_is_given_to_who_asks_for_no_version_and_where_numpy_has_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     exported, _ = export()
     assert '"dltensor"' in repr(exported.__dlpack__())
     assert '"dltensor"' in repr(exported.__dlpack__(max_version=(0, 8)))
+    monkeypatch.setattr("fp4rt.interop.export._NUMPY_HAS_VERSIONS", False)
+    assert '"dltensor"' in repr(exported.__dlpack__(max_version=(1, 0)))
+
+
+@versions
+def test_a_version_is_given_to_who_asks_for_it() -> None:
+    exported, _ = export()
     assert '"dltensor_versioned"' in repr(exported.__dlpack__(max_version=(1, 0)))
     assert '"dltensor_versioned"' in repr(exported.__dlpack__(max_version=(2, 3)))
 
