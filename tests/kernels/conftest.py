@@ -2,6 +2,8 @@
 
 ``build``: device functions and simple kernels as they are, host/ptx/ in place of the instructions. ``emulate``: whole
 product and packing kernels, thread by thread, emulation/ in place of what a block shares.
+
+``nvrtc_knows``, ``require_arch``: an older NVRTC than the newest knows fewer architectures.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from fp4rt.cuda.compiler import nvrtc_version, supported_archs
 from fp4rt.sources import kernels_root
 
 HOST = Path(__file__).parent / "host"
@@ -40,6 +43,25 @@ def _builder(folder, sources, flags):
         return built[key]
 
     return build
+
+
+@pytest.fixture(scope="session")
+def nvrtc_knows():
+    """``nvrtc_knows("sm_103a")``: whether NVRTC compiles for it; 12.8 does not."""
+    numbers = set(map(str, supported_archs()))
+    return lambda arch: arch.partition("_")[2].removesuffix("a") in numbers
+
+
+@pytest.fixture(scope="session")
+def require_arch(nvrtc_knows):
+    """``require_arch("sm_103a")``: skip where NVRTC does not compile for it."""
+
+    def require(arch):
+        if not nvrtc_knows(arch):
+            major, minor = nvrtc_version()
+            pytest.skip(f"needs an NVRTC that compiles for {arch}, this is {major}.{minor}")
+
+    return require
 
 
 @pytest.fixture(scope="session")
