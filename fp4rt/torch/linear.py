@@ -54,6 +54,7 @@ class NVFP4Linear(torch.nn.Module):
     input_global_scale: torch.Tensor | None
     prepacked_data: torch.Tensor | None
     prepacked_restored: torch.Tensor | None
+    _kept: PrepackedWeight | None = None  # what _tiles() gave last
 
     def __init__(
         self,
@@ -137,7 +138,7 @@ class NVFP4Linear(torch.nn.Module):
         stored = weight if weight.layout == STORED_LAYOUT else weight.relayout(STORED_LAYOUT)
         self.weight_packed, self.weight_scale = stored.data, stored.scales
         self.weight_global_scale = stored.global_scale
-        self.prepacked_data = self.prepacked_restored = None
+        self.prepacked_data = self.prepacked_restored = self._kept = None
 
     @property
     def prepacked(self) -> bool:
@@ -169,15 +170,15 @@ class NVFP4Linear(torch.nn.Module):
         return self
 
     def _tiles(self) -> PrepackedWeight:
-        shape = (self.out_features, self.in_features)
-        return PrepackedWeight(
-            self.prepacked_data,
-            self.prepacked_restored,
-            self.weight_global_scale,
-            shape,
-            STORED_LAYOUT,
-            self.padded_in,
-        )
+        """The repacked weight: the same object again, which knows its pointers, as long as the buffers are the same."""
+        kept, buffers = self._kept, self._buffers
+        data, restored = buffers["prepacked_data"], buffers["prepacked_restored"]
+        scale = buffers["weight_global_scale"]
+        if kept is None or kept.data is not data or kept.restored is not restored or kept.global_scale is not scale:
+            shape = (self.out_features, self.in_features)
+            kept = ops.prepacked_weight(data, restored, scale, shape, STORED_LAYOUT, self.padded_in)
+            self._kept = kept
+        return kept
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(..., out_features) in x's dtype.
@@ -197,6 +198,8 @@ class NVFP4Linear(torch.nn.Module):
             self.prepack()
         bias, quantize_input = self.bias, self.mode == "w4a4"
         if buffers["prepacked_data"] is not None:
+            if not torch.compiler.is_compiling():
+                self._tiles()  # held here, the operator finds it
             y = ops.linear_prepacked(
                 rows,
                 buffers["prepacked_data"],
@@ -229,16 +232,20 @@ class NVFP4Linear(torch.nn.Module):
             f"mode={self.mode!r}"
         )
 
-    # ---- what torch calls when it moves, saves and loads
+    # ---- what torch calls when it moves, copies, saves and loads
 
     def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
         """Move the buffers; fp32 scales keep their dtype: ``.half()`` is for activations."""
+        self._kept = None  # it would hold the memory that the buffers leave
         scales = {name: getattr(self, name) for name in ("weight_global_scale", "input_global_scale")}
         super()._apply(fn, recurse)
         for name, before in scales.items():
             if before is not None and getattr(self, name).dtype != before.dtype:
                 setattr(self, name, before.to(getattr(self, name).device))
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -7,6 +7,7 @@ them; the kernels write every byte of it. No operator is differentiable: a backw
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -16,7 +17,16 @@ from fp4rt.layout import block_columns, data_shape, get_layout
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
 
-__all__ = ["dequantize", "global_scale", "linear", "linear_prepacked", "matmul", "quantize", "relayout"]
+__all__ = [
+    "dequantize",
+    "global_scale",
+    "linear",
+    "linear_prepacked",
+    "matmul",
+    "prepacked_weight",
+    "quantize",
+    "relayout",
+]
 
 _library = torch.library.Library("fp4rt", "DEF")
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
@@ -270,7 +280,7 @@ def linear_prepacked(
     input_global_scale: torch.Tensor | None,
 ) -> torch.Tensor:
     """:func:`linear` with a weight that ``fp4rt.prepack`` repacked."""
-    weight = PrepackedWeight(data, restored, global_scale, (n, x.shape[1]), layout, padded_k)
+    weight = prepacked_weight(data, restored, global_scale, (n, x.shape[1]), layout, padded_k)
     return _apply_weight(x, weight, bias, quantize_input, input_global_scale, padded_k)
 
 
@@ -288,6 +298,30 @@ def _(
     input_global_scale: torch.Tensor | None,
 ) -> torch.Tensor:
     return x.new_empty((x.shape[0], n))
+
+
+_prepacked: weakref.WeakValueDictionary[int, PrepackedWeight] = weakref.WeakValueDictionary()  # by id of the tiles
+
+
+def prepacked_weight(
+    data: torch.Tensor,
+    restored: torch.Tensor,
+    global_scale: torch.Tensor,
+    shape: tuple[int, int],
+    layout: str,
+    padded_k: int,
+) -> PrepackedWeight:
+    """The weight of these tensors: the same object again as long as anybody holds it, for what it remembers."""
+    known = _prepacked.get(id(data))  # holds its tiles, so the id is still theirs
+    if (
+        known is None
+        or known.data is not data
+        or known.restored is not restored
+        or known.global_scale is not global_scale
+        or (known.shape, known.layout, known.padded_n) != (shape, layout, padded_k)
+    ):
+        known = _prepacked[id(data)] = PrepackedWeight(data, restored, global_scale, shape, layout, padded_k)
+    return known
 
 
 def _apply_weight(

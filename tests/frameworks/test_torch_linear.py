@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import pickle
+import weakref
 from typing import Any
 
 import pytest
@@ -12,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import fp4rt  # noqa: E402
 from fp4rt.errors import DtypeError, ShapeError  # noqa: E402
-from fp4rt.torch import NVFP4Linear, quantize_model  # noqa: E402
+from fp4rt.prepacked import PrepackedWeight  # noqa: E402
+from fp4rt.torch import NVFP4Linear, ops, quantize_model  # noqa: E402
 
 nn = torch.nn
 
@@ -154,6 +158,102 @@ def test_a_layer_survives_copy_pickle_and_repr(device: str) -> None:
     assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert "in_features=64, out_features=48, bias=True, mode='w4a16'" in repr(layer)
     assert not layer.training
+
+
+# ---- the repacked weight is remembered from call to call, and never beyond a change
+
+
+def called(device: str, seed: int = 3) -> tuple[Any, Any]:
+    """A prepacked layer that has been called, and the result of calling it with ``batch(4, 272)``."""
+    torch.manual_seed(seed)
+    layer = NVFP4Linear.from_linear(nn.Linear(272, 40, dtype=torch.float16, device=device)).prepack()
+    return layer, layer(batch(4, 272, device=device))
+
+
+def test_a_repacked_weight_is_looked_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make(*arguments: Any) -> PrepackedWeight:
+        made.append(arguments[3])
+        return PrepackedWeight(*arguments)
+
+    monkeypatch.setattr(ops, "PrepackedWeight", make)
+    layer, y = called(device)
+    views = layer._kept.views()
+    for _ in range(3):
+        assert torch.equal(layer(batch(4, 272, device=device)), y)
+    assert made == [(40, 272)]
+    assert layer._kept.views() is views
+    layer.prepacked_data = layer.prepacked_data.clone()
+    for _ in range(3):
+        assert torch.equal(layer(batch(4, 272, device=device)), y)
+    assert made == [(40, 272)] * 2
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_layer_that_was_called_takes_another_weight(device: str, assign: bool) -> None:
+    (layer, before), (other, expected) = called(device), called(device, seed=4)
+    x = batch(4, 272, device=device)
+    assert not torch.equal(before, expected)
+    old = weakref.ref(layer.prepacked_data)
+    layer.load_state_dict({name: value.clone() for name, value in other.state_dict().items()}, assign=assign)
+    gc.collect()
+    assert old() is None
+    assert torch.equal(layer.prepack()(x), expected)
+    layer.set_weight(called(device)[0].weight())
+    layer.bias = called(device)[0].bias
+    assert torch.equal(layer.prepack()(x), before)
+
+
+def test_buffers_that_were_exchanged_are_read(device: str) -> None:
+    (layer, before), (other, expected) = called(device), called(device, seed=4)
+    x = batch(4, 272, device=device)
+    given = {**dict(other.named_buffers()), "bias": other.bias}
+    assert torch.equal(torch.func.functional_call(layer, given, x), expected)
+    assert torch.equal(layer(x), before)
+    layer.prepacked_data.data = other.prepacked_data.clone()  # the same object with other memory
+    layer.weight_global_scale.copy_(other.weight_global_scale)
+    layer.bias = other.bias
+    assert torch.equal(layer(x), expected)
+    layer.weight_global_scale = other.weight_global_scale * 2
+    layer.bias = other.bias = None
+    assert torch.equal(layer(x) * 2, other(x))
+
+
+def test_a_layer_that_was_moved_reads_its_new_memory_and_lets_go_of_the_old(device: str) -> None:
+    layer, y = called(device)
+    old = weakref.ref(layer.prepacked_data)
+    layer._apply(torch.clone)  # as .to() another device
+    gc.collect()
+    assert old() is None
+    assert torch.equal(layer(batch(4, 272, device=device)), y)
+    assert torch.equal(layer.to(torch.bfloat16).to("cpu")(batch(4, 272)).float(), layer(batch(4, 272)).float())
+
+
+def test_a_copy_of_a_layer_that_was_called_has_a_weight_of_its_own(device: str) -> None:
+    layer, y = called(device)
+    x = batch(4, 272, device=device)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), torch.load(file, weights_only=False)):
+        assert other._kept is None
+        assert torch.equal(other(x), y)
+        other.prepacked_data.zero_()
+        assert torch.equal(other(x), other.bias.expand(4, -1))
+        assert torch.equal(layer(x), y)
+
+
+def test_a_layer_that_was_called_compiles_to_a_full_graph(device: str) -> None:
+    layer, y = called(device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    x = batch(4, 272, device=device)
+    with torch.no_grad():
+        assert torch.equal(compiled(x), y)
+        layer.load_state_dict(called(device, seed=4)[0].state_dict())
+        layer.prepack()
+        assert torch.equal(compiled(x), layer(x))
+    assert torch.equal(layer(x), called(device, seed=4)[1])
 
 
 def test_wrong_inputs_and_weights_are_named() -> None:
