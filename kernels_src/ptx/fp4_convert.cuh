@@ -3,7 +3,10 @@
 #pragma once
 #include "num/integers.cuh"
 
-#if __CUDA_ARCH__ >= 1000 && defined(__CUDA_ARCH_SPECIFIC__)
+// NVRTC 12.8 knows a specific target by its own name only.
+#if __CUDA_ARCH__ >= 1000 &&                                                                        \
+    (defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FEAT_SM100_ALL) ||                       \
+     defined(__CUDA_ARCH_FEAT_SM101_ALL) || defined(__CUDA_ARCH_FEAT_SM120_ALL))
 #define HARDWARE_E2M1 1
 
 // Eight codes, value 0 in the lowest nibble; nearest even, saturating at 6, the sign kept. On entry: no NaN.

@@ -270,6 +270,8 @@ def test_an_empty_path_is_not_the_working_folder(command, tmp_path, capsys, monk
     ],
 )
 def test_options_that_do_not_fit_the_files_are_one_line(options, message, tmp_path, capsys):
+    if "--plot" in options:
+        pytest.importorskip("matplotlib")
     tensors = {"a.weight": np.ones((2, 16), np.float32), "b": np.ones(16, np.float32)}
     source = plain(tmp_path / "in.safetensors", **tensors)
     code = run(["quantize", str(source), str(tmp_path / "out.safetensors"), *options])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile
 from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.errors import counted
 from fp4rt.layout import ceil_div
 
 if TYPE_CHECKING:
@@ -73,10 +74,8 @@ def cost(problem: Problem, a_kind: str, tile: PortableTile, splits: int) -> floa
 def choose_portable(problem: Problem, a_kind: str) -> tuple[PortableTile, int, str]:
     """(tile, splits, why); ``a_kind`` is what the kernel gets, after a possible pass over the activations."""
     tile, splits = min(candidates(problem, a_kind), key=lambda found: cost(problem, a_kind, *found))
-    why = (
-        f"{tile.blocks(problem.m, problem.n, splits)} blocks of {tile.block_n} rows x {tile.block_m} tokens on "
-        f"{problem.device.multiprocessors} multiprocessors"
-    )
+    blocks = counted(tile.blocks(problem.m, problem.n, splits), "block")
+    why = f"{blocks} of {tile.block_n} rows x {tile.block_m} tokens on {problem.device.multiprocessors} multiprocessors"
     return tile, splits, why + (f", k in {splits} parts" if splits > 1 else "")
 
 
