@@ -114,8 +114,7 @@ __device__ __forceinline__ void decode_activations(const PrepackedGemmArguments&
         if (!walk.done()) next = activations.load(walk.unit);
         mbarrier_wait(stages.barriers.empty(place.stage), place.parity);
         activations.store(held, unit, stages.base + place.stage * STAGE_BYTES + ACTIVATIONS_AT);
-        __syncwarp();
-        if (thread % 32 == 0) mbarrier_arrive(stages.barriers.full(place.stage));
+        mbarrier_arrive(stages.barriers.full(place.stage));
         place.advance();
     }
 }

@@ -53,7 +53,7 @@ struct PrepackedStages {
     }
 
     __device__ __forceinline__ void init_barriers(u32 consumers) const {
-        barriers.init(consumers, 1 + ACTIVATION_WARPS);
+        barriers.init(consumers, 1 + 32 * ACTIVATION_WARPS);
         mbarrier_fence_init();
     }
 

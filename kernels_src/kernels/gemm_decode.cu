@@ -54,7 +54,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
     if (threadIdx.x == 0) {
         meeting.init(REDUCTION_BYTES);
-        stages.init_barriers(CONSUMER_WARPS);
+        stages.init_barriers(CONSUMER_WARPS * (ACTIVATION_WARPS > 0 ? 32 : 1));
     }
     __syncthreads();
     if (warp == CONSUMER_WARPS) {
@@ -139,7 +139,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
             __syncwarp();
-            if (lane == 0) mbarrier_arrive(stages.barriers.empty(place.stage));
+            if (ACTIVATION_WARPS > 0 || lane == 0) mbarrier_arrive(stages.barriers.empty(place.stage));
             place.advance();
         }
 
