@@ -13,17 +13,15 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import cupy
 
 import fp4rt
-from bench.rows import RESULTS, Row, print_row, timing, write_rows
+from bench.host_time import Case, host_row
+from bench.rows import RESULTS, Row, print_row, write_rows
 
-CALLS = 50  # in a burst: fewer than the driver queues, so that none waits for the device
-BURSTS = 60
 FIRST_CALL = """
 import time, cupy, fp4rt
 x = cupy.zeros((256, 4096), cupy.float16)
@@ -35,20 +33,6 @@ print(time.perf_counter() - start)
 """
 
 
-def host_seconds(function: Callable[[], object]) -> list[float]:
-    """Seconds a call, one number a burst."""
-    for _ in range(20):
-        function()
-    seconds = []
-    for _ in range(BURSTS):
-        cupy.cuda.Device().synchronize()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            function()
-        seconds.append((time.perf_counter() - start) / CALLS)
-    return seconds
-
-
 def arrays(q: fp4rt.QuantizedTensor) -> tuple[object, object, object]:
     """What a result's user may ask for: arrays are made then."""
     return q.data, q.scales, q.global_scale
@@ -56,14 +40,12 @@ def arrays(q: fp4rt.QuantizedTensor) -> tuple[object, object, object]:
 
 def steady_rows() -> list[Row]:
     rows: list[Row] = []
+    wait = cupy.cuda.Device().synchronize
 
-    def measure(case: str, function: Callable[[], object], reference: Row | None = None) -> Row:
-        time_us, spread = timing(host_seconds(function))
-        ratio = None if reference is None else reference.time_us / time_us
-        name = None if reference is None else reference.case
-        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=name))
-        print_row(rows[-1])
-        return rows[-1]
+    def measure(name: str, call: Callable[[], object], reference: Case | None = None) -> Case:
+        case = Case(name, call)
+        rows.append(host_row(case, wait, reference))
+        return case
 
     kernel = cupy.RawKernel('extern "C" __global__ void nothing(const float* x, float* y, int n) {}', "nothing")
     x, g = cupy.ones((64, 1024), cupy.float16), cupy.ones(1, cupy.float32)

@@ -8,7 +8,6 @@ Everything is measured in one run, beside torch's ``x * 2`` and an unquantized l
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,38 +16,19 @@ import torch
 
 import fp4rt
 import fp4rt.torch
-from bench.rows import RESULTS, Row, print_row, timing, write_rows
+from bench.host_time import Case, host_row
+from bench.rows import RESULTS, Row, write_rows
 from fp4rt import interop
 from fp4rt.compat import flashinfer, vllm
-
-CALLS = 50  # in a burst: fewer than the driver queues, so that none waits for the device
-BURSTS = 40
-
-
-def host_seconds(function: Callable[[], object], wait: Callable[[], object]) -> list[float]:
-    """Seconds a call, one number a burst."""
-    for _ in range(20):
-        function()
-    seconds = []
-    for _ in range(BURSTS):
-        wait()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            function()
-        seconds.append((time.perf_counter() - start) / CALLS)
-    return seconds
 
 
 def torch_rows() -> list[Row]:
     rows: list[Row] = []
 
-    def measure(case: str, function: Callable[[], object], reference: Row | None = None) -> Row:
-        time_us, spread = timing(host_seconds(function, torch.cuda.synchronize))
-        ratio = None if reference is None else reference.time_us / time_us
-        name = None if reference is None else reference.case
-        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=name))
-        print_row(rows[-1])
-        return rows[-1]
+    def measure(name: str, call: Callable[[], object], reference: Case | None = None) -> Case:
+        case = Case(name, call)
+        rows.append(host_row(case, torch.cuda.synchronize, reference))
+        return case
 
     x = torch.ones((64, 1024), dtype=torch.bfloat16, device="cuda")
     g = torch.ones(1, device="cuda")
@@ -88,13 +68,10 @@ def jax_rows() -> list[Row]:
     rows: list[Row] = []
     x: Any = jnp.ones((64, 1024), jnp.bfloat16)
 
-    def measure(case: str, function: Callable[[], Any], reference: Row | None = None) -> Row:
-        time_us, spread = timing(host_seconds(function, lambda: jax.block_until_ready(function())))
-        ratio = None if reference is None else reference.time_us / time_us
-        name = None if reference is None else reference.case
-        rows.append(Row("host_cost", case, time_us, spread, ratio=ratio, reference=name))
-        print_row(rows[-1])
-        return rows[-1]
+    def measure(name: str, call: Callable[[], Any], reference: Case | None = None) -> Case:
+        case = Case(name, call)
+        rows.append(host_row(case, lambda: jax.block_until_ready(call()), reference))
+        return case
 
     double = measure("jax.jit x * 2", jax.jit(lambda: x * 2))
     jitted = jax.jit(lambda x: fp4rt.jax.quantize(x))

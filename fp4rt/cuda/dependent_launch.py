@@ -12,7 +12,7 @@ import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cuda.kernel import device_target, give_back_memory, take_memory
+from fp4rt.cuda.kernel import LaunchMemory, device_target, free_memory
 from fp4rt.errors import BackendUnavailable
 
 if TYPE_CHECKING:
@@ -68,11 +68,13 @@ def launch_dependent(
     if launch is None or device_target(kernel.device).number < _FIRST_ARCH:
         kernel.launch_struct(grid, threads, arguments, values, stream)
         return
-    memory = take_memory()
+    free = free_memory()
+    memory = free.pop() if free else LaunchMemory()
     arguments.pack_into(memory.arguments, 0, *values)
     _CONFIG.pack_into(memory.config, 0, *grid, threads, 1, 1, kernel.shared_bytes, stream, _ATTRIBUTES, 1)
-    status = kernel.at_home(launch, memory.config_address, kernel.function, memory.params, None)
-    give_back_memory(memory)
+    call = (memory.config_address, kernel.function, memory.params, None)
+    status = launch(*call) if kernel.at_home() else kernel.from_abroad(launch, *call)
+    free.append(memory)
     if status:
         raise BackendUnavailable(
             f"dependent launch of {kernel.name} on cuda:{kernel.device} failed with driver error {status} "

@@ -29,9 +29,8 @@ __all__ = [
     "device_attribute",
     "device_capability",
     "device_target",
+    "free_memory",
     "get_kernel",
-    "give_back_memory",
-    "take_memory",
 ]
 
 # CUdevice_attribute and CUfunction_attribute values of the driver API
@@ -119,15 +118,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def take_memory() -> LaunchMemory:
-    """Memory for a launch of this thread, to be given back: taken out, so that a destructor's launch takes another."""
-    free = _thread.free
-    return free.pop() if free else LaunchMemory()
-
-
-def give_back_memory(memory: LaunchMemory) -> None:
-    """Once the driver has read it."""
-    _thread.free.append(memory)
+def free_memory() -> list[LaunchMemory]:
+    """This thread's. A launch takes one out and puts it back, so that a launch from a destructor takes another."""
+    return _thread.free
 
 
 class Kernel:
@@ -170,24 +163,31 @@ class Kernel:
         self, grid: Extent, threads: int, arguments: ArgumentStruct, values: tuple[Any, ...], stream: int
     ) -> None:
         """:meth:`launch` of blocks of ``threads``, with the struct's values: packed in memory that the thread keeps."""
-        memory = take_memory()
+        free = _thread.free
+        memory = free.pop() if free else LaunchMemory()
         arguments.pack_into(memory.arguments, 0, *values)
         self._start(grid, (threads, 1, 1), stream, memory.params)
-        give_back_memory(memory)
+        free.append(memory)
 
     def _start(self, grid: Extent, block: Extent, stream: int, params: int) -> None:
+        call = (self.function, *grid, *block, self.shared_bytes, stream, params, 0)
         try:
-            self.at_home(self._launch, self.function, *grid, *block, self.shared_bytes, stream, params, 0)
+            if self.at_home():
+                self._launch(*call)
+            else:
+                self.from_abroad(self._launch, *call)
         except Exception as error:
             raise BackendUnavailable(
                 f"launch of {self.name} on cuda:{self.device} failed: {error} "
                 f"(grid {grid}, block {block}, {self.shared_bytes} bytes of dynamic shared memory, stream {stream:#x})"
             ) from error
 
-    def at_home(self, call: Callable[..., Any], *args: Any) -> Any:
-        """``call(*args)`` with the kernel's device current and its context there."""
-        if self._get_device() == self.device and self.device in _thread.devices:
-            return call(*args)
+    def at_home(self) -> bool:
+        """Whether the kernel's device is the thread's current one, and the thread has its context."""
+        return self._get_device() == self.device and self.device in _thread.devices
+
+    def from_abroad(self, call: Callable[..., Any], *args: Any) -> Any:
+        """``call(*args)`` on the kernel's device, with its context."""
         with CurrentDevice(self.device):
             _thread.devices.add(self.device)
             return call(*args)
