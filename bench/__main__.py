@@ -15,7 +15,7 @@ import fp4rt
 __all__ = ["BENCHES", "SUPPORT", "Bench"]
 
 # Modules that measure nothing by themselves.
-SUPPORT = ("__init__", "__main__", "checkpoint_model", "device_time", "make_tables", "plot_gemm", "rows")
+SUPPORT = ("__init__", "__main__", "checkpoint_model", "device_time", "host_time", "make_tables", "plot_gemm", "rows")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ struct DecodedActivations {
     static constexpr u32 STAGE_BLOCKS = STAGE_CHUNKS * CHUNK_COLUMNS / BLOCK;
     static constexpr u32 ROUND_TOKENS = 32 * ACTIVATION_WARPS / STAGE_BLOCKS;
     static constexpr u32 ROUNDS = (8 * TOKEN_TILES + ROUND_TOKENS - 1) / ROUND_TOKENS;
+    static_assert(32 * ACTIVATION_WARPS % STAGE_BLOCKS == 0, "whole tokens a round");
 
     struct Held {
         u32 codes[ROUNDS][2], scale[ROUNDS];

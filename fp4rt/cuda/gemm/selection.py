@@ -147,7 +147,7 @@ def with_hopper_tile(problem: Problem, tile: HopperTile, splits: int, why: str) 
     quantized, decodes = problem.a_kind == "nvfp4", False
     if isinstance(tile, DecodeTile):
         few = problem.m <= OWN_TOKENS and problem.m * problem.k <= OWN_ELEMENTS
-        decodes = quantized and few and problem.align.a >= CODE_ALIGNMENT
+        decodes = quantized and few and tile.k_cluster == 1 and problem.align.a >= CODE_ALIGNMENT
         tile = replace(tile, activation_warps=hopper_choice.ACTIVATION_WARPS if decodes else 0)
     activations = "bf16" if quantized and not decodes else "as given"
     return Choice(tile.entry.removeprefix("gemm_"), tile, splits, activations, problem.b_kind != "prepacked", why)
