@@ -2,7 +2,7 @@
 
 Copies land when somebody waits for them and destroy what lies there when they start, so a stage that is used too early
 or filled too early gives NaN; unknown memory is NaN; blocks run one after the other, so one that waits for another
-hangs. Clusters are not emulated.
+hangs. Of clusters, those that share k are emulated: what one block sends the other is NaN until that one waits for it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,15 @@ CASES = (
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
     (TWO_K_GROUPS, "bfloat16", 19, 104, 528, "bfloat16", 1, 2, False),  # leaves transposed, 8 tokens at a time
     (TALL, "bfloat16", 15, 136, 272, "float16", 1, 2, True),  # leaves transposed, 16 at a time
+)
+# Clusters whose two blocks halve k
+CLUSTER_CASES = (
+    (replace(WARPS, k_cluster=2), "bfloat16", 5, 70, 1100, "bfloat16", 1, 4, False),
+    (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 1, 4, True),
+    (replace(TWO_K_GROUPS, k_cluster=2), "bfloat16", 24, 100, 1100, "bfloat16", 1, 4, False),
+    (replace(TALL, k_cluster=2), "bfloat16", 11, 130, 800, "float32", 1, 4, False),
+    (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 1, 12, False),
+    (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 1, 8, False),
 )
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
 SHARED_CASES = (
@@ -103,8 +112,8 @@ def aligned(array):
     return copy
 
 
-def multiply(build, case, bias=None, change=None, shared=None, order=None):
-    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the blocks."""
+def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0):
+    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the blocks, ``seed`` disturbs the threads'."""
     tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
     library = build(tile.spec("bfloat16" if a_type == "nvfp4" else a_type))
@@ -131,6 +140,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None):
     sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box[0], 4), 0xFF, np.uint8))  # NaN
     arrivals = np.zeros((64, 2, 2), np.uint32)
     order = np.arange(blocks, dtype=np.uint32) if order is None else np.array(order, np.uint32)
+    library.disturb(ctypes.c_uint64(seed))
     library.run(
         *(ctypes.c_void_p(order.ctypes.data), blocks, tile.threads, args),
         *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
@@ -177,6 +187,19 @@ def test_whichever_worker_comes_last_the_bits_are_the_same(build):
         orders = [range(case[7] - 1, -1, -1), *(np.random.default_rng(i).permutation(case[7]) for i in range(3))]
         for order in orders:
             assert np.array_equal(multiply(build, case, shared=shared, order=order)[0], first), (case, list(order))
+
+
+@pytest.mark.parametrize("case", CLUSTER_CASES, ids=name_of)
+def test_clusters_add_the_halves_of_k(build, case):
+    assert case[7] == case[0].grid(*case[2:5], 1, 132)
+    assert_within_bound(*multiply(build, case), case[5])
+
+
+@pytest.mark.parametrize("case", [*CASES[:8], *CLUSTER_CASES], ids=name_of)
+def test_no_order_of_threads_changes_a_bit(build, case):
+    first, _, _ = multiply(build, case)
+    for seed in (1, 2, 3):
+        assert np.array_equal(multiply(build, case, seed=seed)[0], first)
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[4], CASES[7], *CASES[-2:]], ids=name_of)

@@ -1,7 +1,9 @@
-// One thread block of a CUDA kernel on a CPU: every thread is a fiber, barriers and warp-wide instructions switch.
+// One thread block of a CUDA kernel on a CPU, or a cluster of two: every thread is a fiber, barriers and warp-wide
+// instructions switch.
 //
 // The kernel's own source is compiled; only kernels_src/ptx/ is replaced, by the folder beside this file. Copies of
 // cp.async land when their group is waited for and not before, and only inside memory that the test has named.
+// Threads run in their order, or, where `disturbed`, in a random one, and then give way at shared memory too.
 #pragma once
 #include <ucontext.h>
 
@@ -18,6 +20,7 @@
 #define __shared__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 
@@ -38,7 +41,7 @@ inline float __uint_as_float(unsigned bits) {
 
 namespace emulation {
 
-constexpr int SHARED_MEMORY_BYTES = 232448, STACK_BYTES = 1 << 16, LANES = 32;
+constexpr int SHARED_MEMORY_BYTES = 232448, STACK_BYTES = 1 << 16, LANES = 32, GROUP = 128, MOST_BLOCKS = 2;
 
 struct Copy {
     unsigned to;
@@ -50,7 +53,7 @@ struct Thread {
     ucontext_t context;
     std::vector<char> stack;
     bool done = false;
-    long barriers = 0, warp_barriers = 0;
+    long barriers = 0, warp_barriers = 0, group_barriers = 0, cluster_barriers = 0;
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
 };
@@ -62,7 +65,9 @@ struct Range {
 
 inline std::vector<Thread> threads;
 inline std::vector<Range> readable;
-inline int current;
+inline int current, block_threads = 1;  // of all threads of a cluster; threads of one block
+inline bool disturbed;
+inline uint64_t random_state;
 inline ucontext_t scheduler;
 inline std::function<void()> body;
 inline std::vector<std::vector<unsigned>> warp_words;  // what the lanes of a warp show each other
@@ -73,6 +78,17 @@ inline std::vector<std::vector<unsigned>> warp_words;  // what the lanes of a wa
 }
 
 inline void yield() { swapcontext(&threads[current].context, &scheduler); }
+
+inline unsigned random_below(unsigned limit) {  // xorshift
+    random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
+    return (unsigned)(random_state >> 32) % limit;
+}
+
+inline void maybe_yield() {
+    if (disturbed && random_below(8) == 0) yield();
+}
+
+inline int block_of_cluster() { return current / block_threads; }
 
 template <typename Count>
 void wait_for(int first, int last, Count count) {
@@ -85,12 +101,29 @@ void wait_for(int first, int last, Count count) {
 }
 
 inline void sync_threads() {
-    wait_for(0, (int)threads.size(), [](Thread& t) -> long& { return t.barriers; });
+    const int first = block_of_cluster() * block_threads;
+    wait_for(first, first + block_threads, [](Thread& t) -> long& { return t.barriers; });
 }
 
 inline void sync_warp() {
     const int first = current / LANES * LANES;
     wait_for(first, first + LANES, [](Thread& t) -> long& { return t.warp_barriers; });
+}
+
+inline void sync_group() {  // a warpgroup
+    const int first = current / GROUP * GROUP;
+    wait_for(first, first + GROUP, [](Thread& t) -> long& { return t.group_barriers; });
+}
+
+inline void sync_cluster() {
+    wait_for(0, (int)threads.size(), [](Thread& t) -> long& { return t.cluster_barriers; });
+}
+
+inline bool is_over(int block) {
+    for (int i = block * block_threads; i < (block + 1) * block_threads; ++i) {
+        if (!threads[i].done) return false;
+    }
+    return true;
 }
 
 inline void check_readable(const void* from, size_t bytes) {
@@ -115,7 +148,9 @@ inline void run_thread() {
     yield();
 }
 
-inline void run_block(int count, std::function<void()> kernel) {
+inline void run_block(int threads_of_a_block, std::function<void()> kernel, int blocks = 1) {
+    const int count = blocks * threads_of_a_block;
+    block_threads = threads_of_a_block;
     body = kernel;
     threads.clear();
     threads.resize(count);
@@ -128,14 +163,19 @@ inline void run_block(int count, std::function<void()> kernel) {
         thread.context.uc_link = nullptr;
         makecontext(&thread.context, run_thread, 0);
     }
+    const int slow = disturbed ? random_below(blocks) : -1;  // this block lags behind
     for (bool running = true; running;) {
         running = false;
-        for (current = 0; current < count; ++current) {
+        const int first = disturbed ? random_below(count) : 0;
+        for (int i = 0; i < count; ++i) {
+            current = (first + i) % count;
             if (threads[current].done) continue;
-            swapcontext(&scheduler, &threads[current].context);
             running = true;
+            if (disturbed && random_below(8) < (blocks > 1 && block_of_cluster() == slow ? 7u : 2u)) continue;
+            swapcontext(&scheduler, &threads[current].context);
         }
     }
+    current = 0;
 }
 
 }  // namespace emulation
@@ -143,17 +183,35 @@ inline void run_block(int count, std::function<void()> kernel) {
 inline void __syncthreads() { emulation::sync_threads(); }
 inline void __syncwarp() { emulation::sync_warp(); }
 
-inline Index blockIdx, gridDim, blockDim;
+inline Index gridDim, blockDim;
+struct BlockIndex {
+    struct X {
+        unsigned first = 0;  // of the cluster
+        operator unsigned() const { return first + emulation::block_of_cluster(); }
+        X& operator=(unsigned block) { return first = block, *this; }
+        X& operator++() { return ++first, *this; }
+    } x;
+};
+inline BlockIndex blockIdx;
 struct ThreadIndex {
     struct X {
-        operator unsigned() const { return (unsigned)emulation::current; }
+        operator unsigned() const { return (unsigned)(emulation::current % emulation::block_threads); }
     } x;
 };
 inline ThreadIndex threadIdx;
 
 extern "C" {
-alignas(128) unsigned char shared_memory[emulation::SHARED_MEMORY_BYTES];
+alignas(1024) unsigned char shared_memory[emulation::SHARED_MEMORY_BYTES];
 }
+
+namespace emulation {
+
+alignas(1024) inline unsigned char second_shared_memory[SHARED_MEMORY_BYTES];
+
+inline unsigned char* memory_of(int block) { return block == 0 ? shared_memory : second_shared_memory; }
+inline unsigned char* own_memory() { return memory_of(block_of_cluster()); }
+
+}  // namespace emulation
 
 template <typename T>
 T min(T a, T b) {

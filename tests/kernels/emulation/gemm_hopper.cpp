@@ -1,5 +1,5 @@
-// kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks
-// one after the other, in any order, which they must not mind.
+// kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks, or
+// clusters of blocks that share k, one after the other, in any order, which they must not mind.
 #include "block.h"
 
 #include SOURCE
@@ -7,6 +7,9 @@
 extern "C" void allow_reads(const void* first, u64 bytes) {
     emulation::readable.push_back({(const char*)first, bytes});
 }
+
+// 0: threads run in their order.
+extern "C" void disturb(u64 seed) { emulation::disturbed = seed != 0, emulation::random_state = seed; }
 
 extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
                     u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers) {
@@ -18,12 +21,14 @@ extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArgumen
                                          arrivals,
                                          sharers};
     gridDim.x = blocks;
-    for (u32 i = 0; i < blocks; ++i) {
-        std::memset(shared_memory, 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
-        std::memset(emulation::arrived, 0, sizeof emulation::arrived);
-        emulation::barriers.clear();
+    for (u32 i = 0; i < blocks; i += K_CLUSTER) {
+        for (u32 block = 0; block < K_CLUSTER; ++block) {
+            std::memset(emulation::memory_of(block), 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
+            std::memset(emulation::arrived[block], 0, sizeof emulation::arrived[block]);
+            emulation::barriers[block].clear();
+        }
         blockIdx.x = order[i];
-        emulation::run_block(threads, [&args] { ENTRY(args); });
+        emulation::run_block(threads, [&args] { ENTRY(args); }, K_CLUSTER);
     }
     emulation::readable.clear();
 }

@@ -17,7 +17,7 @@ inline void check_bulk(u32 to, const void* from, u32 bytes) {
 inline void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     check_bulk(to, from, bytes);
     emulation::check_readable(from, bytes);
-    emulation::add_copy(barrier, to, bytes, [=] { std::memcpy(shared_memory + to, from, bytes); });
+    emulation::add_copy(barrier, to, bytes, [=] { std::memcpy(emulation::own_memory() + to, from, bytes); });
 }
 
 inline void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u64) {
@@ -32,7 +32,7 @@ inline void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 b
             for (u32 c = 0; c < m.box_columns; ++c) {
                 const bool inside = (u64)row + r < m.rows && (u64)column + c < m.columns;
                 const u16 element = inside ? m.first[(row + r) * m.pitch + column + c] : 0;
-                std::memcpy(shared_memory + to + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, &element, 2);
+                std::memcpy(emulation::own_memory() + to + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, &element, 2);
             }
         }
     });

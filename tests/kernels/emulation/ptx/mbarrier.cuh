@@ -25,29 +25,31 @@ struct Barrier {
     }
 };
 
-inline std::map<u32, Barrier> barriers;  // of a block
+inline std::map<u32, Barrier> barriers[MOST_BLOCKS];
 
-inline Barrier& barrier_at(u32 address) {
-    if (address % 8 != 0 || !barriers.count(address)) fail("no barrier was initialized there");
-    return barriers[address];
+inline Barrier& barrier_at(u32 address, int block = block_of_cluster()) {
+    if (address % 8 != 0 || !barriers[block].count(address)) fail("no barrier was initialized there");
+    return barriers[block][address];
 }
 
 inline void add_copy(u32 barrier, u32 to, u32 bytes, std::function<void()> land) {
     if (to + bytes > SHARED_MEMORY_BYTES) fail("copies outside of shared memory");
-    std::memset(shared_memory + to, 0xFF, bytes);
+    std::memset(own_memory() + to, 0xFF, bytes);
     barrier_at(barrier).copies.push_back({land, bytes});
 }
 
 }  // namespace emulation
 
 inline void mbarrier_init(u32 barrier, u32 arrivals) {
-    emulation::barriers[barrier] = {};
-    emulation::barriers[barrier].arrivals = emulation::barriers[barrier].missing = arrivals;
+    emulation::Barrier& b = emulation::barriers[emulation::block_of_cluster()][barrier];
+    b = {};
+    b.arrivals = b.missing = arrivals;
 }
 
 inline void mbarrier_fence_init() {}
 
 inline void mbarrier_arrive(u32 barrier) {
+    emulation::maybe_yield();
     emulation::Barrier& b = emulation::barrier_at(barrier);
     if (--b.missing < 0) emulation::fail("more arrivals than the barrier counts");
     b.check();
@@ -58,7 +60,7 @@ inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
     mbarrier_arrive(barrier);
 }
 
-inline void mbarrier_arrive_remote(u32, u32) { emulation::fail("no clusters here"); }
+inline void mbarrier_arrive_remote(u32, u32) { emulation::fail("clusters that share activations are not emulated"); }
 
 inline void mbarrier_wait(u32 barrier, u32 parity) {
     for (emulation::Barrier& b = emulation::barrier_at(barrier); b.phase == parity; emulation::yield()) {

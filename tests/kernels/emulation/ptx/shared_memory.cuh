@@ -2,6 +2,8 @@
 #pragma once
 #include "block.h"
 #include "num/integers.cuh"
+#include "ptx/blocks.cuh"
+#include "ptx/mbarrier.cuh"
 
 struct Words2 {
     u32 word[2];
@@ -15,16 +17,18 @@ inline u32 shared_address(const void* pointer) { return (u32)((const u8*)pointer
 
 template <typename T>
 inline T emulate_load(u32 address) {
+    emulation::maybe_yield();
     if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof shared_memory) emulation::fail("bad shared address");
     T v;
-    std::memcpy(&v, shared_memory + address, sizeof v);
+    std::memcpy(&v, emulation::own_memory() + address, sizeof v);
     return v;
 }
 
 template <typename T>
 inline void emulate_store(u32 address, T v) {
+    emulation::maybe_yield();
     if (address % sizeof(T) != 0 || address + sizeof(T) > sizeof shared_memory) emulation::fail("bad shared address");
-    std::memcpy(shared_memory + address, &v, sizeof v);
+    std::memcpy(emulation::own_memory() + address, &v, sizeof v);
 }
 
 inline Words4 load_shared_16(u32 address) { return emulate_load<Words4>(address); }
@@ -52,7 +56,21 @@ inline void add_shared_floats(float* sum, u32 address) {
     if (address % 16 != 0) emulation::fail("bad shared address");
     for (u32 i = 0; i < 4; ++i) sum[i] += emulate_load<float>(address + 4 * i);
 }
-inline void send_floats(u32, const float*, u32) { emulation::fail("no clusters here"); }
+
+// On its way until the block that gets it waits for the barrier; until then NaN.
+inline void send_floats(u32 address, const float* value, u32 barrier) {
+    emulation::maybe_yield();
+    const u32 block = address >> emulation::BLOCK_SHIFT, own = (1u << emulation::BLOCK_SHIFT) - 1, at = address & own;
+    if (barrier >> emulation::BLOCK_SHIFT != block) emulation::fail("sends to one block and tells another");
+    if (at % 16 != 0 || at + 16 > sizeof shared_memory) emulation::fail("bad shared address");
+    if (emulation::is_over(block)) emulation::fail("sends to a block that is over");
+    unsigned char* const to = emulation::memory_of(block) + at;
+    std::memset(to, 0xFF, 16);
+    const std::vector<float> sent(value, value + 4);
+    const auto land = [to, sent] { std::memcpy(to, sent.data(), 16); };
+    emulation::barrier_at(barrier & own, block).copies.push_back({land, 16});
+}
+
 
 inline Words4 load_matrix_x4(u32 address) {
     const auto* lanes = emulation::exchange(&address, 1);

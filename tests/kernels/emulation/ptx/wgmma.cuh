@@ -25,12 +25,12 @@ inline void emulate_wgmma(float* sums, const u32* a, u64 tile, Widen widen) {
         for (int k = 0; k < 16; ++k) {
             const u32 row = lanes[4 * g + k % 8 / 2][i % 4 / 2 + 2 * (k / 8)], plain = first + token * 128 + 2 * k;
             u16 x;
-            std::memcpy(&x, shared_memory + (plain ^ (plain >> 7 & 7) << 4), 2);
+            std::memcpy(&x, emulation::own_memory() + (plain ^ (plain >> 7 & 7) << 4), 2);
             sum += (double)widen((u16)(row >> k % 2 * 16)) * (double)widen(x);
         }
         sums[i] = (float)sum;
     }
-    emulation::sync_warp();
+    emulation::sync_group();  // no warp of the group is ahead of a product
 }
 
 template <int N>
