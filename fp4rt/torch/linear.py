@@ -172,8 +172,8 @@ class NVFP4Linear(torch.nn.Module):
     def _tiles(self) -> PrepackedWeight:
         """The repacked weight: the same object again, which knows its pointers, as long as the buffers are the same.
 
-        It holds the buffers' memory until the next call, :meth:`set_weight` or a move of the module, even where a caller
-        has exchanged the buffers by hand.
+        It holds the buffers' memory until the next call, :meth:`set_weight` or a move of the module, also after the
+        buffers were exchanged by hand.
         """
         kept, buffers = self._kept, self._buffers
         data, restored = buffers["prepacked_data"], buffers["prepacked_restored"]
