@@ -1,7 +1,8 @@
 // Sums of parts of k meet in the shared memory of a cluster's first block (of the block, where it is alone).
 //
-// A cluster meets without its producers: a block of a cluster has one piece of work, and they have returned or will. Its
-// sums arrive like copies, on a barrier of the first block.
+// A cluster meets without its producers: a block of a cluster has one piece of work, and they have returned, as their last
+// copies have landed. (Seen on an H200: who arrives at a cluster's barrier before another warp of the block exits without
+// arriving waits for ever.) Its sums arrive like copies, on a barrier of the first block.
 #pragma once
 #include "ptx/blocks.cuh"
 #include "ptx/mbarrier.cuh"
