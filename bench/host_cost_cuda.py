@@ -13,13 +13,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import cupy
 
 import fp4rt
-from bench.host_time import Case, host_row
+from bench.host_time import HostRows
 from bench.rows import RESULTS, Row, print_row, write_rows
 
 FIRST_CALL = """
@@ -39,14 +38,8 @@ def arrays(q: fp4rt.QuantizedTensor) -> tuple[object, object, object]:
 
 
 def steady_rows() -> list[Row]:
-    rows: list[Row] = []
-    wait = cupy.cuda.Device().synchronize
-
-    def measure(name: str, call: Callable[[], object], reference: Case | None = None) -> Case:
-        case = Case(name, call)
-        rows.append(host_row(case, wait, reference))
-        return case
-
+    bench = HostRows(cupy.cuda.Device().synchronize)
+    measure = bench.measure
     kernel = cupy.RawKernel('extern "C" __global__ void nothing(const float* x, float* y, int n) {}', "nothing")
     x, g = cupy.ones((64, 1024), cupy.float16), cupy.ones(1, cupy.float32)
     raw_args = (x, g, cupy.int32(1))
@@ -62,7 +55,7 @@ def steady_rows() -> list[Row]:
     try:
         import torch
     except ImportError:
-        return rows
+        return bench.rows
     x_torch = torch.ones((64, 1024), dtype=torch.bfloat16, device="cuda")
     g_torch = torch.ones(1, device="cuda")
     double = measure("torch x * 2", lambda: x_torch * 2)
@@ -72,7 +65,7 @@ def steady_rows() -> list[Row]:
     measure("quantize(torch, g, out=q)", lambda: fp4rt.quantize(x_torch, g_torch, out=q_torch), double)
     measure("quantize(torch)", lambda: fp4rt.quantize(x_torch), double)
     measure("dequantize(torch)", lambda: fp4rt.dequantize(q_torch, "bfloat16"), double)
-    return rows
+    return bench.rows
 
 
 def first_call_rows() -> list[Row]:

@@ -8,7 +8,6 @@ Everything is measured in one run, beside torch's ``x * 2`` and an unquantized l
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,15 @@ import torch
 
 import fp4rt
 import fp4rt.torch
-from bench.host_time import Case, host_row
+from bench.host_time import HostRows
 from bench.rows import RESULTS, Row, write_rows
 from fp4rt import interop
 from fp4rt.compat import flashinfer, vllm
 
 
 def torch_rows() -> list[Row]:
-    rows: list[Row] = []
-
-    def measure(name: str, call: Callable[[], object], reference: Case | None = None) -> Case:
-        case = Case(name, call)
-        rows.append(host_row(case, torch.cuda.synchronize, reference))
-        return case
-
+    bench = HostRows(torch.cuda.synchronize)
+    measure = bench.measure
     x = torch.ones((64, 1024), dtype=torch.bfloat16, device="cuda")
     g = torch.ones(1, device="cuda")
     double = measure("torch x * 2", lambda: x * 2)
@@ -52,7 +46,7 @@ def torch_rows() -> list[Row]:
         measure("fp4rt.matmul(torch, prepacked)", lambda: fp4rt.matmul(x, weight), linear)
         measure("NVFP4Linear", lambda: w4a16(x), linear)
         measure("NVFP4Linear, w4a4", lambda: w4a4(x), linear)
-    return rows
+    return bench.rows
 
 
 def jax_rows() -> list[Row]:
@@ -65,20 +59,16 @@ def jax_rows() -> list[Row]:
         return []
     import fp4rt.jax
 
-    rows: list[Row] = []
     x: Any = jnp.ones((64, 1024), jnp.bfloat16)
-
-    def measure(name: str, call: Callable[[], Any], reference: Case | None = None) -> Case:
-        case = Case(name, call)
-        rows.append(host_row(case, lambda: jax.block_until_ready(call()), reference))
-        return case
-
-    double = measure("jax.jit x * 2", jax.jit(lambda: x * 2))
+    doubled = jax.jit(lambda: x * 2)
+    bench = HostRows(lambda: jax.block_until_ready(doubled()))  # queued last, and so ready last
+    measure = bench.measure
+    double = measure("jax.jit x * 2", doubled)
     jitted = jax.jit(lambda x: fp4rt.jax.quantize(x))
     measure("jax.jit fp4rt.jax.quantize", lambda: jitted(x), double)
     measure("fp4rt.jax.quantize, eager", lambda: fp4rt.jax.quantize(x), double)
     measure("fp4rt.quantize(jax)", lambda: fp4rt.quantize(x), double)
-    return rows
+    return bench.rows
 
 
 def main() -> None:

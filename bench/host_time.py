@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bench.rows import Row, print_row, timing
 
-__all__ = ["Case", "host_row"]
+__all__ = ["Case", "HostRows"]
 
 CALLS = 50  # in a burst: fewer than the driver queues, so that none waits for the device
 BURSTS = 60
@@ -26,8 +26,22 @@ class Case(NamedTuple):
     call: Callable[[], Any]
 
 
-def host_row(case: Case, wait: Callable[[], object], reference: Case | None = None) -> Row:
-    """Measure and print; ``wait`` lets the device finish what is queued."""
+class HostRows:
+    """The rows of a bench; ``wait`` lets the device finish what is queued."""
+
+    def __init__(self, wait: Callable[[], object]) -> None:
+        self.rows: list[Row] = []
+        self._wait = wait
+
+    def measure(self, name: str, call: Callable[[], Any], reference: Case | None = None) -> Case:
+        """Measure, print and keep one row; gives what another case may be compared with."""
+        case = Case(name, call)
+        self.rows.append(_row(case, self._wait, reference))
+        print_row(self.rows[-1])
+        return case
+
+
+def _row(case: Case, wait: Callable[[], object], reference: Case | None) -> Row:
     cases = [case] if reference is None else [case, reference]
     seconds: list[list[float]] = [[] for _ in cases]
     for one in cases:
@@ -44,6 +58,4 @@ def host_row(case: Case, wait: Callable[[], object], reference: Case | None = No
     ratio = name = None
     if reference is not None:
         ratio, name = statistics.median(seconds[1]) / statistics.median(seconds[0]), reference.name
-    row = Row("host_cost", case.name, time_us, spread, ratio=ratio, reference=name)
-    print_row(row)
-    return row
+    return Row("host_cost", case.name, time_us, spread, ratio=ratio, reference=name)

@@ -1,12 +1,14 @@
 // NVFP4 activations as bf16 in the stages of block/prepacked_stages.cuh: decode, few tokens.
 //
 // ACTIVATION_WARPS warps do nothing else, where otherwise the copy engine brings bf16. They hold one stage's codes in
-// registers while the next one's are on their way. What they write is code * scale * 2^-8, exact in bf16; DECODED_INVERSE
-// makes it true. Tokens past m are not written: they make only sums that nobody stores.
+// registers while the next one's are on their way. What they write is code * scale * 2^-8, exact in bf16;
+// DECODED_INVERSE makes it true. Tokens past m are not written: they make only sums that nobody stores.
 //
-//   thread    block column `thread % STAGE_BLOCKS` of a stage, tokens `thread / STAGE_BLOCKS` and every ROUND_TOKENS-th on
+//   thread    block column `thread % STAGE_BLOCKS` of a stage; token `thread / STAGE_BLOCKS`, every ROUND_TOKENS-th on
 //
-// Defined by the kernel: what block/prepacked_stages.cuh names, ACTIVATION_WARPS.
+// Each thread arrives for itself, and so do those that read what it writes: a race checker follows no others.
+//
+// Defined by the kernel: what block/prepacked_stages.cuh names.
 #pragma once
 #include "block/prepacked_stages.cuh"
 #include "block/scale_rows.cuh"

@@ -5,7 +5,7 @@
 // blocks then drift apart and read memory less in order.
 //
 //   stage      [STAGE_GROUPS][ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
-//   beyond the last column group: that group again, times activations that the copy engine fills with 0
+//   beyond the last column group: that group again, times activations that are 0
 //
 // Defined by the kernel: TOKEN_TILES, ROW_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a stage),
 // STAGE_BYTES, BARRIERS_AT.

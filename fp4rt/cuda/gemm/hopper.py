@@ -24,6 +24,7 @@ ALONE_BYTES = 114 * 1024  # so much, and no second block fits on a multiprocesso
 A_TYPES = {"float16": 0, "bfloat16": 1}  # kernels_src/num/constants.cuh
 
 _BARRIER_BYTES = 8
+_SUMS_BARRIERS = 1  # for the sums that blocks of a cluster send, after two of every stage
 _SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
 _TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 _GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
@@ -98,7 +99,7 @@ class _StageTile:
         plan.add("ACTIVATIONS_AT", self._stage_chunks * self.max_tokens * _TOKEN_BYTES, _SWIZZLE_BYTES)
         stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
         plan.nbytes = self.stages * stage_bytes
-        plan.add("BARRIERS_AT", (2 * self.stages + 1) * _BARRIER_BYTES)
+        plan.add("BARRIERS_AT", (2 * self.stages + _SUMS_BARRIERS) * _BARRIER_BYTES)
         if self.k_cluster > 1 and reduction_bytes <= self.stages * stage_bytes:
             plan.macros["REDUCTION_AT"] = 0  # over the stages: a block of a cluster has done with them
         else:
@@ -313,7 +314,8 @@ class PrefillTile:
         plan.add("_ACTIVATIONS_AT", self.activation_stages * self.tokens * _TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
         plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * _TILE_OUT_BYTES, 128)
-        plan.add("BARRIERS_AT", (2 * (self.activation_stages + self.weight_stages) + 1) * _BARRIER_BYTES)
+        stages = self.activation_stages + self.weight_stages
+        plan.add("BARRIERS_AT", (2 * stages + _SUMS_BARRIERS) * _BARRIER_BYTES)
         plan.add("ARRIVALS_AT", _CONSUMER_GROUPS * 4, 4)
         return plan
 

@@ -71,7 +71,6 @@ inline void send_floats(u32 address, const float* value, u32 barrier) {
     emulation::barrier_at(barrier & own, block).copies.push_back({land, 16});
 }
 
-
 inline Words4 load_matrix_x4(u32 address) {
     const auto* lanes = emulation::exchange(&address, 1);
     const int lane = emulation::current % 32, g = lane / 4, t = lane % 4;
