@@ -47,7 +47,7 @@ def everything(cupy, device):
     weight = fp4rt.quantize(w, layout="linear")
     packed = fp4rt.prepack(weight)
     found = [q.data, q.scales, q.global_scale, padded.data, padded.scales, fp4rt.relayout(q, "8x4").scales]
-    found += [fp4rt.dequantize(padded, "float32"), packed.data, fp4rt.unpack(packed).data]
+    found += [fp4rt.dequantize(padded, "float32"), packed.data, packed.unpack().data]
     for m in (1, 20, 200):
         found += [fp4rt.matmul(x[:m], b, out_dtype="float32") for b in (weight, packed)]
     found += [fp4rt.matmul(q, b, out_dtype="float16") for b in (weight, packed)]
