@@ -34,23 +34,29 @@ struct PrefillTiles {
     u32 all_row_tiles, groups, token_tiles, row_clusters, whole;
     u32 worker, workers, sharers;
     u64 shared_groups;  // of all tiles after the whole ones
-    u32 own_whole, pieces;  // of this worker; pieces include the whole tiles
+    u32 own_whole;      // of this worker
 
     __device__ __forceinline__ PrefillTiles(const GemmArguments& args, u32 whole_tiles, u32 all_sharers)
-        : all_row_tiles((u32)((args.n + TILE_ROWS - 1) / TILE_ROWS)),
-          groups((args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
-          token_tiles((u32)((args.m + BLOCK_TOKENS - 1) / BLOCK_TOKENS)),
+        : all_row_tiles(((u32)args.n + TILE_ROWS - 1) / TILE_ROWS),
+          groups(((u32)args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
+          token_tiles(((u32)args.m + BLOCK_TOKENS - 1) / BLOCK_TOKENS),
           row_clusters((all_row_tiles + BLOCK_TILES * CLUSTER_ROWS - 1) / (BLOCK_TILES * CLUSTER_ROWS)),
           whole(whole_tiles),
           worker(blockIdx.x / (CLUSTER_ROWS * CLUSTER_KS)),
           workers(gridDim.x / (CLUSTER_ROWS * CLUSTER_KS)),
           sharers(all_sharers),
           shared_groups((u64)(token_tiles * row_clusters - whole_tiles) * groups),
-          own_whole(whole_tiles > worker ? (whole_tiles - worker - 1) / workers + 1 : 0),
-          pieces(own_whole) {
-        if (worker < sharers) {
-            pieces += (u32)((first_of(worker + 1) - 1) / groups) - first_tile_of(worker) + 1;
-        }
+          own_whole(whole_tiles > worker ? 1 : 0) {
+        // A division takes as long as all else here, and nothing is on its way yet.
+        if (whole_tiles > workers && own_whole != 0) own_whole = (whole_tiles - worker - 1) / workers + 1;
+    }
+
+    __device__ __forceinline__ bool has_any() const { return own_whole != 0 || worker < sharers; }
+
+    // Of this worker, its whole tiles among them.
+    __device__ __forceinline__ u32 pieces() const {
+        if (worker >= sharers) return own_whole;
+        return own_whole + (u32)((first_of(worker + 1) - 1) / groups) - first_tile_of(worker) + 1;
     }
 
     // Where a sharer's piece of the groups laid end to end begins; there are at least as many groups as sharers.
@@ -80,11 +86,12 @@ struct PrefillTiles {
 
   private:
     __device__ __forceinline__ PrefillTile tile(u32 item, u32 rank, u32 first_group, u32 last_group, u32 shared) const {
-        const u32 sweep = item / (RASTER * row_clusters);
+        const u32 sweep = item < RASTER * row_clusters ? 0 : item / (RASTER * row_clusters);
         const u32 in_sweep = item - sweep * RASTER * row_clusters;
         const u32 width = min(RASTER, token_tiles - sweep * RASTER);
-        const u32 first_row_tile = (in_sweep / width * CLUSTER_ROWS + (CLUSTER_ROWS > 1 ? rank : 0)) * BLOCK_TILES;
-        return {(sweep * RASTER + in_sweep % width) * BLOCK_TOKENS,
+        const u32 in_row = width == RASTER ? in_sweep / RASTER : in_sweep / width;
+        const u32 first_row_tile = (in_row * CLUSTER_ROWS + (CLUSTER_ROWS > 1 ? rank : 0)) * BLOCK_TILES;
+        return {(sweep * RASTER + in_sweep - in_row * width) * BLOCK_TOKENS,
                 first_row_tile,
                 first_row_tile < all_row_tiles ? min(BLOCK_TILES, all_row_tiles - first_row_tile) : 0,
                 first_group,

@@ -63,7 +63,8 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
     const PrefillRings rings(base);
     RingPlace<ACTIVATION_STAGES> place{0, 1};
     wait_for_prerequisites();
-    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+    const u32 pieces = tiles.pieces();
+    for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);
         for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
             const u32 barrier = rings.activations.full(place.stage);
@@ -82,22 +83,38 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
     }
 }
 
-// One thread: the block's weights.
+// One column group of a tile's weights, to an empty stage.
+__device__ __forceinline__ void send_group(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
+                                           const PrefillTile& tile, u32 group, u32 stage) {
+    const u32 barrier = PrefillRings(base).weights.full(stage), bytes = tile.row_tiles * TILE_BYTES;
+    mbarrier_arrive_expect(barrier, bytes);
+    if (bytes != 0) {
+        const u64 from = prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles);
+        bulk_load(base + WEIGHTS_AT + stage * WEIGHT_BYTES, args.gemm.b + from, bytes, barrier);
+    }
+}
+
+// The block's very first weights: before any activations, which would hold them up.
+__device__ __forceinline__ void send_first_group(const PrepackedGemmArguments& args, u32 base, u32 rank) {
+    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
+    if (!tiles.has_any()) return;
+    const PrefillTile tile = tiles.at(0, rank);
+    send_group(args, tiles, base, tile, tile.first_group, 0);
+}
+
+// One thread: the block's weights after the first.
 __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
                                              u32 rank) {
     const PrefillRings rings(base);
     RingPlace<WEIGHT_STAGES> place{0, 1};
-    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+    const u32 pieces = tiles.pieces();
+    for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);
-        const u32 bytes = tile.row_tiles * TILE_BYTES;
-        for (u32 group = tile.first_group; group < tile.last_group; ++group) {
-            const u32 barrier = rings.weights.full(place.stage);
+        u32 group = tile.first_group;
+        if (piece == 0) ++group, place.advance();
+        for (; group < tile.last_group; ++group) {
             mbarrier_wait(rings.weights.empty(place.stage), place.parity);
-            mbarrier_arrive_expect(barrier, bytes);
-            if (bytes != 0) {
-                const u64 from = prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles);
-                bulk_load(base + WEIGHTS_AT + place.stage * WEIGHT_BYTES, args.gemm.b + from, bytes, barrier);
-            }
+            send_group(args, tiles, base, tile, group, place.stage);
             place.advance();
         }
     }
@@ -113,7 +130,6 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     const PrefillRings rings(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
-    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
 
     if (threadIdx.x == 0) {
         tensor_map_prefetch(&args.activations);
@@ -124,8 +140,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
         }
         mbarrier_fence_init();
+        send_first_group(args, base, rank);
     }
     if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
 
     if (warp < 4) {
         lower_registers<PRODUCER_REGISTERS>();
@@ -166,7 +184,8 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     u32 out_half = 0;
     const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
 
-    for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+    const u32 pieces = tiles.pieces();
+    for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);
         float sums[ROW_BLOCKS][SUMS];
 #pragma unroll
