@@ -4,10 +4,10 @@
 // ACTIVATION_WARPS other warps decode them (block/decoded_activations.cuh). Few stages are enough and more are slower:
 // blocks then drift apart and read memory less in order.
 //
-//   stage      [STAGE_GROUPS][ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
+//   stage      [STAGE_GROUPS][OWN_TILES, then the others of ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
 //   beyond the last column group: that group again, times activations that are 0
 //
-// Defined by the kernel: TOKEN_TILES, ROW_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a stage),
+// Defined by the kernel: TOKEN_TILES, ROW_TILES, OWN_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a stage),
 // STAGE_BYTES, BARRIERS_AT.
 #pragma once
 #include "block/prepacked_arguments.cuh"
@@ -20,7 +20,8 @@ constexpr u32 STAGE_CHUNKS = STAGE_GROUPS * GROUP_CHUNKS;
 constexpr u32 CHUNK_TOKEN_BYTES = 8 * TOKEN_TILES * CHUNK_COLUMNS * 2;
 constexpr u32 COPIED_TOKEN_BYTES = ACTIVATION_WARPS == 0 ? STAGE_CHUNKS * CHUNK_TOKEN_BYTES : 0;  // of a stage
 constexpr u32 GROUP_BYTES = ROW_TILES * TILE_BYTES;  // of one column group in a stage
-static_assert(STAGE_CHUNKS + STAGE_GROUPS <= 32, "each lane of the producer starts at most one copy");
+constexpr u32 WEIGHT_COPIES = OWN_TILES > 0 ? 2 : 1;  // of a column group: the block's own row tiles lie elsewhere
+static_assert(STAGE_CHUNKS + WEIGHT_COPIES * STAGE_GROUPS <= 32, "each lane of the producer starts at most one copy");
 
 struct PrepackedStages {
     u32 base;
@@ -30,16 +31,22 @@ struct PrepackedStages {
 
     __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args, const PrepackedWalk& walk,
                                                  u32 stage, u32 lane, u64 policy) const {
+        const u32 tiles = walk.takes(walk.unit) ? walk.work.tiles : 0;
         if (lane == 0) {
-            const u32 weight_bytes = STAGE_GROUPS * walk.work.tiles * TILE_BYTES;
+            const u32 weight_bytes = STAGE_GROUPS * (walk.work.own_tiles + tiles) * TILE_BYTES;
             mbarrier_arrive_expect(barriers.full(stage), weight_bytes + COPIED_TOKEN_BYTES);
         }
         __syncwarp();
-        if (lane < STAGE_GROUPS) {
-            const u32 group = min(walk.unit * STAGE_GROUPS + lane, walk.groups - 1);
-            bulk_load_policy(base + stage * STAGE_BYTES + lane * GROUP_BYTES,
-                             args.gemm.b + prepacked_tile_offset(group, walk.work.first_tile, walk.row_tiles),
-                             walk.work.tiles * TILE_BYTES, barriers.full(stage), policy);
+        if (lane < WEIGHT_COPIES * STAGE_GROUPS) {
+            const bool own = lane >= STAGE_GROUPS;
+            const u32 place = own ? lane - STAGE_GROUPS : lane, count = own ? walk.work.own_tiles : tiles;
+            const u32 group = min(walk.unit * STAGE_GROUPS + place, walk.groups - 1);
+            const u32 to = base + stage * STAGE_BYTES + place * GROUP_BYTES + (own ? 0 : OWN_TILES * TILE_BYTES);
+            const u32 first = own ? walk.work.own_first_tile : walk.work.first_tile;
+            if (OWN_TILES == 0 || count > 0) {
+                bulk_load_policy(to, args.gemm.b + prepacked_tile_offset(group, first, walk.row_tiles),
+                                 count * TILE_BYTES, barriers.full(stage), policy);
+            }
         }
     }
 

@@ -6,13 +6,22 @@
 // sums themselves. Every sum is made in a fixed order; `partial` sums of several parts are added by a second kernel, so
 // no block ever waits for one that may not run.
 //
-// Defined by the kernel: ROW_TILES, STAGE_GROUPS, K_CLUSTER.
+// With OWN_TILES, a block of a cluster has so many of its row tiles alone, for all of k; only the others are the cluster's,
+// and each block takes every second unit of them. So a block can have the work of three and a half groups of rows:
+//
+//   row tiles of a cluster, OWN_TILES = 12, ROW_TILES = 16:   [12 of block 0][12 of block 1][4 of both]
+//
+// Defined by the kernel: ROW_TILES, OWN_TILES, STAGE_GROUPS, K_CLUSTER.
 #pragma once
 #include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
 
+constexpr u32 CLUSTER_TILES = K_CLUSTER * OWN_TILES + (ROW_TILES - OWN_TILES);  // row tiles of a row block
+static_assert(OWN_TILES == 0 || K_CLUSTER > 1, "without a cluster all row tiles are the block's own");
+
 struct PrepackedWork {
-    u32 first_tile, tiles;  // row tiles; fewer than ROW_TILES in the last row block
+    u32 first_tile, tiles;  // row tiles; fewer than there is room for in the last row block
+    u32 own_first_tile, own_tiles;  // those that the block has alone
     u32 first_unit, last_unit;
     u32 split;
 };
@@ -27,7 +36,7 @@ struct PrepackedWalk {
         : row_tiles((u32)((args.n + TILE_ROWS - 1) / TILE_ROWS)),
           groups((args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
           units((groups + STAGE_GROUPS - 1) / STAGE_GROUPS),
-          row_blocks((row_tiles + ROW_TILES - 1) / ROW_TILES),
+          row_blocks((row_tiles + CLUSTER_TILES - 1) / CLUSTER_TILES),
           splits(args.splits),
           item(blockIdx.x / K_CLUSTER) {
         begin();
@@ -40,17 +49,30 @@ struct PrepackedWalk {
         if (!done()) begin();
     }
 
+    // Whether the block multiplies a unit of the row tiles that it does not have alone.
+    __device__ __forceinline__ bool takes(u32 of_unit) const {
+        return OWN_TILES == 0 || of_unit % K_CLUSTER == blockIdx.x % K_CLUSTER;
+    }
+
     __device__ __forceinline__ void next_unit() {
         if (++unit == work.last_unit) next_item();
     }
 
   private:
+    // How many of `most` row tiles from `first` on there are.
+    __device__ __forceinline__ u32 up_to(u32 most, u32 first) const {
+        return first < row_tiles ? min(most, row_tiles - first) : 0;
+    }
+
     __device__ __forceinline__ void begin() {
         const u32 split = splits == 1 ? 0 : item / row_blocks;  // a division takes longer than all else here
-        const u32 first_tile = (item - split * row_blocks) * ROW_TILES;
-        work = {first_tile, min((u32)ROW_TILES, row_tiles - first_tile), 0, units, split};
-        if (K_CLUSTER * splits > 1) {
-            const u32 part = split * K_CLUSTER + blockIdx.x % K_CLUSTER, parts = splits * K_CLUSTER;
+        const u32 own_first_tile = (item - split * row_blocks) * CLUSTER_TILES + blockIdx.x % K_CLUSTER * OWN_TILES;
+        const u32 first_tile = (item - split * row_blocks) * CLUSTER_TILES + K_CLUSTER * OWN_TILES;
+        work = {first_tile,     up_to(ROW_TILES - OWN_TILES, first_tile), own_first_tile,
+                up_to(OWN_TILES, own_first_tile), 0, units, split};
+        constexpr u32 SHARES = OWN_TILES == 0 ? K_CLUSTER : 1;  // contiguous parts of k that a cluster makes of one
+        if (SHARES * splits > 1) {
+            const u32 part = split * SHARES + blockIdx.x % SHARES, parts = splits * SHARES;
             work.first_unit = units * part / parts, work.last_unit = units * (part + 1) / parts;
         }
         unit = work.first_unit;

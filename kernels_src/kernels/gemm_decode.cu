@@ -11,6 +11,7 @@
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS, K_WARPS
 // (a power of two), K_CLUSTER (1 or 2), ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where things lie in
 // shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+#define OWN_TILES 0
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
 #include "block/result_writer.cuh"

@@ -6,13 +6,14 @@
 // operand of m64nNk16, and the tokens are read from shared memory by the tensor cores themselves. A warpgroup owns
 // ROW_BLOCKS blocks of 64 rows and every K_GROUPS-th chunk of 64 columns. While FRAGMENTS products run, the next
 // fragments are decoded into the other half of a double buffer. The sums of K_GROUPS warpgroups, and of the K_CLUSTER
-// blocks of a cluster, meet in shared memory at the end, always in the same order.
+// blocks of a cluster, meet in shared memory at the end, always in the same order. With OWN_TILES a cluster shares the k
+// of its last row group only (block/prepacked_work.cuh).
 //
 // What was measured: how decoding and products are interleaved changes nothing. Together they take about as long as one
 // after the other, and so each instruction of the loop counts.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
-// K_CLUSTER (1 or 2), ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS, CONSUMER_REGISTERS,
+// K_CLUSTER (1 or 2), OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS, CONSUMER_REGISTERS,
 // PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
 // REDUCTION_AT, OUT_AT.
 #define ACTIVATION_WARPS 0
@@ -36,7 +37,8 @@ constexpr u32 PARTS = K_GROUPS * K_CLUSTER;  // sums of an element, which meet
 static_assert(OWN_CHUNKS * 4 / FRAGMENTS % 2 == 0, "the halves of the double buffer take turns, also across stages");
 constexpr u32 SUMS = TOKENS / 2;  // a lane's sums of one 64-row block
 constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
-constexpr u32 REDUCTION_BYTES = (PARTS - 1) * ROW_GROUPS * ROW_BLOCKS * TOKEN_TILES * SUMS_TILE_BYTES;
+constexpr u32 OWN_GROUPS = OWN_TILES / (4 * ROW_BLOCKS), SHARED_GROUPS = ROW_GROUPS - OWN_GROUPS;
+constexpr u32 REDUCTION_BYTES = (PARTS - 1) * SHARED_GROUPS * ROW_BLOCKS * TOKEN_TILES * SUMS_TILE_BYTES;
 constexpr u32 REDUCTION_BARRIER = 1;
 constexpr u32 NO_STAGE = ~0u;
 
@@ -68,6 +70,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 group_warp = warp % 4, row_group = warp / 4 % ROW_GROUPS, k_group = warp / 4 / ROW_GROUPS;
     const u32 g = lane / 4, t = lane % 4;
     const float alpha = gemm_alpha(args.gemm);
+    const bool alone = row_group < OWN_GROUPS;  // this warpgroup's rows are the block's own
     const auto own_tile = [&](u32 block) { return (row_group * ROW_BLOCKS + block) * 4 + group_warp; };
 
     // K_GROUPS is a power of two, so what chunk i * K_GROUPS + k_group adds to an address splits into a sum of two.
@@ -108,6 +111,14 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
         u32 read_stage = NO_STAGE;  // still read by products under way
         for (u32 unit = work.first_unit; unit < work.last_unit; ++unit) {
             mbarrier_wait(stages.barriers.full(place.stage), place.parity);
+            if (OWN_TILES > 0 && !alone && !walk.takes(unit)) {
+                wgmma_wait<0>();
+                if (read_stage != NO_STAGE) release(read_stage);
+                read_stage = NO_STAGE;
+                release(place.stage);
+                place.advance();
+                continue;
+            }
             load_weights(place.stage, 0);
             const u32 stage_tokens = tokens + place.stage * (STAGE_BYTES >> 4);
 #pragma unroll
@@ -150,12 +161,13 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
         }
         wgmma_wait<0>();
         settle(sums);
-        release(read_stage);
+        if (OWN_TILES == 0 || read_stage != NO_STAGE) release(read_stage);
 
         if constexpr (PARTS > 1) {
             const u32 part = K_CLUSTER > 1 ? cluster_rank() * K_GROUPS + k_group : k_group;
             const auto sums_at = [&](u32 of_part, u32 b, u32 q) {
-                const u32 sums_tile = (((of_part - 1) * ROW_GROUPS + row_group) * ROW_BLOCKS + b) * TOKEN_TILES + q;
+                const u32 shared_group = (of_part - 1) * SHARED_GROUPS + row_group - OWN_GROUPS;
+                const u32 sums_tile = (shared_group * ROW_BLOCKS + b) * TOKEN_TILES + q;
                 return base + REDUCTION_AT + sums_tile * SUMS_TILE_BYTES + threadIdx.x % 128 * 16;
             };
             meeting.open(walk.item == blockIdx.x);
@@ -163,13 +175,14 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
                 for (u32 q = 0; q < TOKEN_TILES; ++q) {
-                    if (part > 0) meeting.store(sums_at(part, b, q), sums[b] + 4 * q);
+                    if (part > 0 && !alone) meeting.store(sums_at(part, b, q), sums[b] + 4 * q);
                 }
             }
-            meeting.close(part == 0);
-            if (part > 0) continue;
+            meeting.close(part == 0 && !alone);
+            if (part > 0 && !alone) continue;
 #pragma unroll
             for (u32 other = 1; other < PARTS; ++other) {
+                if (alone) break;
 #pragma unroll
                 for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
@@ -181,8 +194,9 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
         const bool transposed = leaves_transposed(args.gemm);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-            if (own_tile(b) >= work.tiles) break;
-            const u32 row = (work.first_tile + own_tile(b)) * TILE_ROWS;
+            const u32 tile = own_tile(b) - (alone ? 0 : OWN_TILES);
+            if (tile >= (alone ? work.own_tiles : work.tiles)) break;
+            const u32 row = ((alone ? work.own_first_tile : work.first_tile) + tile) * TILE_ROWS;
             if (!transposed) {
                 write_sums<TOKEN_TILES>(args.gemm, writer, sums[b], 2 * t, row + g);
                 continue;

@@ -29,6 +29,7 @@ PAIRS_OF_TILES = DecodeTile(2, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)
 ONE_GROUP = SmallTile(2, 3, 1, 2, row_groups=1, k_groups=1, row_blocks=1, fragments=2)
 TWO_K_GROUPS = SmallTile(3, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=1)
 TALL = SmallTile(2, 8, 1, 2, row_groups=1, k_groups=1, row_blocks=2, fragments=4)
+OWN_ROWS = SmallTile(2, 8, 1, 2, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2, own_groups=1)
 DECODING = replace(WARPS, activation_warps=1)  # every second token
 DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a time, of 16
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
@@ -59,6 +60,9 @@ CLUSTER_CASES = (
     (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 1, 4, True),
     (replace(TWO_K_GROUPS, k_cluster=2), "bfloat16", 24, 100, 1100, "bfloat16", 1, 4, False),
     (replace(TALL, k_cluster=2), "bfloat16", 11, 130, 800, "float32", 1, 4, False),
+    (OWN_ROWS, "bfloat16", 11, 184, 1300, "bfloat16", 1, 2, False),  # a block takes 3 units of the shared rows, one 2
+    (OWN_ROWS, "float16", 16, 100, 272, "float32", 1, 2, True),  # no rows to share, few of the second block's own
+    (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 1, 4, False),  # one unit: the second block has none to share
     (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 1, 12, False),
     (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 1, 8, False),
 )

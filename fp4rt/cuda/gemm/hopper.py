@@ -114,9 +114,14 @@ class _StageTile:
             "STAGES": self.stages,
         }
 
+    @property
+    def cluster_tiles(self) -> int:
+        """Row tiles of a piece of work, which a block or a cluster computes."""
+        return self.row_tiles
+
     def items(self, n: int, k: int, splits: int) -> int:
         """Pieces of work of a product."""
-        return ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles) * splits
+        return ceil_div(ceil_div(n, TILE_ROWS), self.cluster_tiles) * splits
 
     def max_splits(self, k: int) -> int:
         """Parts into which k can be cut; 0 where it is too short even for one cluster."""
@@ -187,12 +192,14 @@ class SmallTile(_StageTile):
         row_groups, k_groups: consumer warpgroups along the rows and along k (1, 2 or 4).
         row_blocks: blocks of 64 rows of a warpgroup.
         fragments: products of 16 columns a commit: 1, 2 or 4.
+        own_groups: row groups whose rows a block of a cluster has alone, for all of k; 0, or all but the last.
     """
 
     row_groups: int
     k_groups: int
     row_blocks: int
     fragments: int
+    own_groups: int = field(default=0, kw_only=True)
 
     source: ClassVar[str] = "kernels/gemm_small.cu"
     entry: ClassVar[str] = "gemm_small"
@@ -201,11 +208,20 @@ class SmallTile(_StageTile):
         _divides("small, chunks of a stage among k_groups", self._stage_chunks, self.k_groups)
         commits = self._stage_chunks // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
         _divides("small, commits of a stage in a double buffer", commits, 2)
+        if self.own_groups and (
+            self.own_groups != self.row_groups - 1
+            or self.row_tiles != 4 * self.row_groups * self.row_blocks
+            or (self.k_groups, self.k_cluster) != (1, 2)
+        ):
+            raise ShapeError(
+                f"small: {self} has rows of its own; that takes a full row group beside them, one k group and a cluster "
+                "of two blocks; choose another tile"
+            )
 
     @cached_property
     def plan(self) -> _SharedPlan:
         """Shared memory."""
-        sums = self.row_groups * self.row_blocks * self.token_tiles
+        sums = (self.row_groups - self.own_groups) * self.row_blocks * self.token_tiles
         plan = self._plan((self.k_groups * self.k_cluster - 1) * sums * 4 * _SUMS_TILE_BYTES)
         plan.add("OUT_AT", 4 * self.row_groups * self.k_groups * self.out_tokens * _TILE_OUT_BYTES)
         return plan
@@ -216,6 +232,16 @@ class SmallTile(_StageTile):
         return _WARPGROUP_THREADS * (self.row_groups * self.k_groups + 1)
 
     @property
+    def own_tiles(self) -> int:
+        """Row tiles that a block of a cluster has alone."""
+        return 4 * self.own_groups * self.row_blocks
+
+    @property
+    def cluster_tiles(self) -> int:
+        """Row tiles of a piece of work, which a block or a cluster computes."""
+        return self.row_tiles + self.own_tiles * (self.k_cluster - 1)
+
+    @property
     def out_tokens(self) -> int:
         """Tokens whose results leave together."""
         return 8 if self.token_tiles % 2 else 16
@@ -223,13 +249,14 @@ class SmallTile(_StageTile):
     @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer and of a producer thread: the block's registers as they were at entry, shared out anew."""
-        return {1: (240, 40), 2: (232, 40), 4: (112, 32)}[self.row_groups * self.k_groups]
+        return {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}[self.row_groups * self.k_groups]
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
         return {
             "A_TYPE": A_TYPES[a_type],
             **self._stage_defines(),
+            "OWN_TILES": self.own_tiles,
             "ROW_GROUPS": self.row_groups,
             "K_GROUPS": self.k_groups,
             "ROW_BLOCKS": self.row_blocks,
