@@ -81,6 +81,12 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
             place.advance();
         }
     }
+    if constexpr (CLUSTER > 1) {  // shared memory must outlive what the other block sends, its last arrivals too
+        for (u32 i = 0; i < ACTIVATION_STAGES; ++i) {
+            mbarrier_wait(rings.activations.empty(place.stage), place.parity);
+            place.advance();
+        }
+    }
 }
 
 // One column group of a tile's weights, to an empty stage.
@@ -142,17 +148,13 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         mbarrier_fence_init();
         send_first_group(args, base, rank);
     }
-    if constexpr (CLUSTER > 1) cluster_sync(); else __syncthreads();
+    if constexpr (CLUSTER > 1) cluster_meet(); else __syncthreads();
     const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
 
     if (warp < 4) {
         lower_registers<PRODUCER_REGISTERS>();
         if (warp == 0 && lane == 0) send_activations(args, tiles, base, rank);
         if (warp == 1 && lane == 0) send_weights(args, tiles, base, rank);
-        if constexpr (CLUSTER > 1) {
-            __syncwarp();
-            cluster_sync();  // shared memory must outlive what the other block sends
-        }
         return;
     }
 
@@ -292,5 +294,4 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             }
         }
     }
-    if constexpr (CLUSTER > 1) cluster_sync();
 }

@@ -68,6 +68,10 @@ def test_blocks_of_a_cluster_have_one_piece_of_work_each():
     tile = SmallTile(4, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)
     assert tile.grid(32, 8192, 8192, 1, H200) == 2 * 8192 // 64
     assert tile.max_splits(256) == 0  # one column group cannot be shared
+    own_rows = SmallTile(8, 16, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=4, k_cluster=2, own_groups=3)
+    assert own_rows.cluster_tiles == 28
+    assert own_rows.grid(64, 28672, 8192, 1, H200) == 128  # 64 clusters of 448 rows
+    assert own_rows.grid(64, 28688, 8192, 1, H200) == 130
 
 
 def test_without_clusters_no_more_blocks_are_launched_than_there_is_work_or_multiprocessors():
@@ -87,6 +91,10 @@ def test_what_a_kernel_cannot_do_is_refused():
         DecodeTile(1, 4, 1, 2, row_warps=2, k_warps=8, warp_tiles=2)
     with pytest.raises(ShapeError, match="double buffer"):
         SmallTile(8, 4, 1, 3, row_groups=1, k_groups=4, row_blocks=1, fragments=4)
+    for fields in ((14, 1, 2, 3), (16, 1, 2, 2), (16, 1, 1, 3)):
+        row_tiles, k_groups, k_cluster, own_groups = fields
+        with pytest.raises(ShapeError, match="rows of its own; that takes a full row group"):
+            SmallTile(8, row_tiles, 1, 3, 4, k_groups, 1, 4, k_cluster=k_cluster, own_groups=own_groups)
     with pytest.raises(ShapeError, match="tokens in pairs of 8"):
         PrefillTile(72, 1, 8, 4, 2, 8)
     for fields, clusters in (((272, 1, 8), {}), ((64, 1, 9), {}), ((64, 1, 8), {"cluster": 2, "k_cluster": 2})):
@@ -123,6 +131,23 @@ def test_the_last_tiles_are_shared_where_that_saves_time():
     assert tile.grid(1024, 8192, 8192, 1, H200) == H200
     assert tile.grid(256, 128 * H200, 8192, 1, H200) == H200
     assert PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2).sharing(600, 8192, 8192, H200).sharers == 0
+
+
+def test_few_tiles_are_not_shared_among_all_workers_as_one_adds_up_the_sums_of_a_tile():
+    sharing = PrefillTile(208, 1, 8, 4, 2, 4).sharing(2048, 5120, 5120, H200)  # 4 of 400 tiles remain
+    assert sharing.whole_tiles == 396
+    assert 8 <= sharing.sharers <= 24
+    assert choose_hopper(2048, 5120, 5120, H200)[0].tokens == 256  # which 208 came before, and took 11 % longer
+
+
+def test_the_longest_products_share_their_tokens_in_clusters():
+    assert choose_hopper(8192, 14336, 4096, H200)[0].cluster == 2
+    assert choose_hopper(1024, 4096, 14336, H200)[0].cluster == 1
+
+
+def test_a_last_half_of_a_row_group_is_shared_where_whole_ones_would_leave_multiprocessors_idle():
+    assert choose_hopper(64, 28672, 5120, H200)[0].own_groups == 3  # 448 row groups: 3.4 a multiprocessor
+    assert choose_hopper(64, 18944, 3584, H200)[0].own_groups == 2  # 296: 2.2
 
 
 def test_tiles_are_not_shared_in_more_pieces_than_there_are_column_groups():

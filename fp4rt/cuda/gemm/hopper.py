@@ -38,6 +38,7 @@ _DECODING_CYCLES = 206  # of 64 rows' weights of a chunk, where nothing hides it
 _SHARING_CYCLES = 5000  # clearing the counters, meeting at them
 _LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
 _SHARED_BYTES_A_CYCLE = 11.4  # of sums that a multiprocessor hands to others, while all do
+_ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
 
 
 def _divides(what: str, whole: int, part: int) -> None:
@@ -394,10 +395,11 @@ class PrefillTile:
         def rounds(sharers: int) -> float:
             pieces = sharers if sharers % rest == 0 else sharers + rest
             handing = pieces * self.cluster * sums_bytes / (_SHARED_BYTES_A_CYCLE * multiprocessors)
-            return rest / sharers + (handing + _SHARING_CYCLES) / tile_cycles
+            adding = pieces / rest * sums_bytes / _ADDED_BYTES_A_CYCLE  # by the last one, alone
+            return rest / sharers + (max(handing, adding) + _SHARING_CYCLES) / tile_cycles
 
         most = min(workers, rest * groups)
-        sharers = min((most // rest * rest, most), key=rounds)
+        sharers = min((*range(rest, most + 1, rest), most), key=rounds)
         if rounds(sharers) > 1 - _LEAST_GAIN:
             return alone
         blocks = sharers * self.cluster

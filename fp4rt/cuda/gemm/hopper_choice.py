@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, HopperTile, PrefillTile, SmallTile
-from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_MULTIPROCESSORS
+from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_DECODING, MEASURED_MULTIPROCESSORS
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
@@ -34,8 +34,9 @@ SMALL_TOKENS = 128
 _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
 _MOST_TOKENS = 256  # of a prefill tile
+_MOST_SMALL_STAGES = 6
 _ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
-_RASTER = 4  # prefill tiles' token tiles swept together: the fewest bytes into L2 while 132 blocks work
+_RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
 _DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slower
@@ -48,12 +49,16 @@ _LAUNCH_CYCLES = 8000
 _TILE_CYCLES = 5000  # first loads and results of a prefill tile
 _SMALL_TILE_CYCLES = 3000  # and of a small one
 _MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
+_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; what it then takes with shared tokens
+_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit, and what sharing tokens then saves
 
 
 def choose_hopper(
-    m: int, n: int, k: int, multiprocessors: int, kernel: str | None = None
+    m: int, n: int, k: int, multiprocessors: int, kernel: str | None = None, decodes: bool = False
 ) -> tuple[HopperTile, int, str]:
     """(tile, splits of k, why) for m tokens; ``kernel`` asks for "decode", "small" or "prefill".
+
+    ``decodes`` says that activations are NVFP4 and few enough for the decode kernel to decode them itself.
 
     Raises:
         BackendUnavailable: the kernel asked for takes fewer tokens.
@@ -64,7 +69,7 @@ def choose_hopper(
             f"the {kernel} kernel takes at most {most} tokens, got m = {m}; use the prefill kernel"
         )
     if kernel is None and multiprocessors == MEASURED_MULTIPROCESSORS:
-        for largest_m, tile in MEASURED.get((n, k), ()):
+        for largest_m, tile in (*(MEASURED_DECODING.get((n, k), ()) if decodes else ()), *MEASURED.get((n, k), ())):
             if m <= largest_m:
                 return _narrowed(tile, m), 1, f"measured fastest around m = {m} for n = {n}, k = {k}"
     tile = _estimated(m, n, k, multiprocessors, kernel)
@@ -110,7 +115,8 @@ def worth_measuring(m: int, n: int, k: int, multiprocessors: int, most: int = 12
 def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
     """Cycles of a small or prefill tile for a product."""
     assert not isinstance(tile, DecodeTile)
-    chunks = ceil_div(k, CHUNK_COLUMNS) / tile.k_cluster
+    own_rows = isinstance(tile, SmallTile) and tile.own_groups > 0
+    chunks = ceil_div(k, CHUNK_COLUMNS) / (1 if own_rows else tile.k_cluster)
     meeting = _MEETING_CYCLES if tile.k_cluster > 1 else 0
     if isinstance(tile, PrefillTile):
         blocks = tile.tiles(m, n) * tile.cluster * tile.k_cluster
@@ -119,10 +125,12 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
         working = tile.group_cycles / (TILE_COLUMNS // CHUNK_COLUMNS)
         reading = max(weights / _fair_bytes(blocks, multiprocessors), (weights + activations) / _MOST_BYTES)
         rounds = tile.sharing(m, n, k, multiprocessors).rounds
-        return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
-    blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.row_tiles) * tile.k_cluster
-    reading = tile.row_tiles * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
-    working = ceil_div(tile.row_tiles, 4) * (tile.max_tokens * 2 + _DECODE_CYCLES)
+        cycles = _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
+        return cycles * _FEWER_JOULES if tile.cluster > 1 and cycles > _LONG_CYCLES else cycles
+    blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.cluster_tiles) * tile.k_cluster
+    row_tiles = tile.cluster_tiles / tile.k_cluster if own_rows else round_up(tile.row_tiles, 4)  # of a block
+    reading = min(row_tiles, tile.row_tiles) * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
+    working = row_tiles / 4 * (tile.max_tokens * 2 + _DECODE_CYCLES)
     rounds = ceil_div(blocks, multiprocessors)
     return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _SMALL_TILE_CYCLES + meeting)
 
@@ -157,29 +165,25 @@ def _small_tiles(m: int) -> list[HopperTile]:
     tokens = ceil_div(m, 8)
     found: list[HopperTile] = []
     # row tiles, row groups, k groups, row blocks, fragments
-    for row_tiles, *division in (
-        (4, 1, 2, 1, 4),
-        (8, 2, 1, 1, 4),
-        (12, 4, 1, 1, 2),
-        (14, 2, 1, 2, 2),
-        (16, 2, 1, 2, 2),
-    ):
+    divisions = ((4, 1, 2, 1, 4), (8, 2, 1, 1, 4), (12, 3, 1, 1, 4), (14, 2, 1, 2, 2), (16, 2, 1, 2, 2))
+    for row_tiles, *division in divisions:
         for k_cluster in (1, 2):
-            fitting = [
-                tile
-                for stages in range(2, 7)
-                if (tile := _small(tokens, row_tiles, stages, *division, k_cluster=k_cluster))
-            ]
-            found += fitting[-1:]
+            found += _most_stages(tokens, row_tiles, *division, k_cluster=k_cluster)
+    for row_tiles, row_groups, fragments in ((12, 3, 4), (16, 4, 2)):
+        found += _most_stages(tokens, row_tiles, row_groups, 1, 1, fragments, k_cluster=2, own_groups=row_groups - 1)
     return found
 
 
-def _small(tokens: int, row_tiles: int, stages: int, *division: int, k_cluster: int) -> SmallTile | None:
-    try:
-        tile = SmallTile(tokens, row_tiles, 1, stages, *division, k_cluster=k_cluster)
-    except ShapeError:
-        return None
-    return tile if tile.plan.nbytes <= MAX_SHARED_BYTES else None
+def _most_stages(tokens: int, row_tiles: int, *division: int, k_cluster: int, own_groups: int = 0) -> list[SmallTile]:
+    """The tile with as many stages as fit, if it can be at all."""
+    for stages in range(_MOST_SMALL_STAGES, 1, -1):
+        try:
+            tile = SmallTile(tokens, row_tiles, 1, stages, *division, k_cluster=k_cluster, own_groups=own_groups)
+        except ShapeError:
+            return []
+        if tile.plan.nbytes <= MAX_SHARED_BYTES:
+            return [tile]
+    return []
 
 
 def _prefill_tiles(m: int) -> list[PrefillTile]:
@@ -193,6 +197,8 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
             found.append(PrefillTile(tokens, 1, 8, stages, 3 if tokens <= 128 else 2, _RASTER, k_cluster=k_cluster))
         if tokens <= 128:
             found.append(PrefillTile(tokens, 2, 16, 6, 2, _RASTER))
+        else:
+            found.append(PrefillTile(tokens, 1, 8, stages, 2, _CLUSTER_RASTER, cluster=2))
     return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 
@@ -206,6 +212,7 @@ def kernel_specs() -> Iterator[KernelSpec]:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):
         yield next(tile for tile in tiles if isinstance(tile, kernel)).spec("float16")
-    for tile in tiles:
-        if isinstance(tile, DecodeTile) and tile.token_tiles == 1:
-            yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")
+    decoding = {(MEASURED_DECODING.get(size, ()) or rows)[0][1] for size, rows in MEASURED.items()}
+    for tile in sorted(decoding, key=str):
+        assert isinstance(tile, DecodeTile)
+        yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from fp4rt.cuda.gemm.hopper import DecodeTile, HopperTile, PrefillTile, SmallTile
 
-__all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS"]
+__all__ = ["ANY_M", "MEASURED", "MEASURED_DECODING", "MEASURED_MULTIPROCESSORS"]
 
 ANY_M = 2**63
 MEASURED_MULTIPROCESSORS = 132
 # Tiles that win for several sizes; one or two per cent are given away so that there are few to compile.
 _WIDE = PrefillTile(256, 1, 8, 4, 2, 2)
 _WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 2, k_cluster=2)
-_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 2, cluster=2)
+_WIDE_SWEEP = PrefillTile(256, 1, 8, 4, 2, 4)
+_SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 4, cluster=2)
 _MIDDLE = PrefillTile(192, 1, 8, 5, 2, 4)
 _MIDDLE_HALVES = PrefillTile(192, 1, 8, 5, 2, 4, k_cluster=2)
 _NARROW = PrefillTile(128, 1, 8, 6, 3, 4)
@@ -22,13 +23,13 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (28672, 8192): (
         (8, DecodeTile(1, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
         (16, DecodeTile(2, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
-        (32, SmallTile(4, 16, 1, 3, row_groups=2, k_groups=2, row_blocks=2, fragments=2)),
-        (64, SmallTile(8, 16, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=4)),
+        (32, SmallTile(4, 16, 1, 4, row_groups=4, k_groups=1, row_blocks=1, fragments=4, k_cluster=2, own_groups=3)),
+        (64, SmallTile(8, 16, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=2, k_cluster=2, own_groups=3)),
         (128, _NARROW_TALL),
         (192, _MIDDLE),
         (256, _WIDE),
         (384, _MIDDLE),
-        (2048, _WIDE),
+        (1024, _WIDE),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 28672): (
@@ -41,7 +42,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (192, _MIDDLE_HALVES),
         (256, _WIDE_HALVES),
         (384, _MIDDLE),
-        (2048, _WIDE),
+        (1024, _WIDE),
+        (2048, PrefillTile(256, 1, 8, 4, 2, 2, cluster=2)),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 8192): (
@@ -54,7 +56,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (192, _MIDDLE_HALVES),
         (256, _WIDE_HALVES),
         (384, _MIDDLE),
-        (2048, _WIDE),
+        (2048, _WIDE_SWEEP),
         (ANY_M, _SHARED_TOKENS),
     ),
     (4096, 4096): (
@@ -68,6 +70,11 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (256, _NARROW_HALVES),
         (384, _MIDDLE_HALVES),
         (512, _NARROW),
-        (ANY_M, _WIDE),
+        (ANY_M, _WIDE_SWEEP),
     ),
+}
+
+# The same where the decode kernel decodes NVFP4 activations itself: fewer and larger stages, since each has its fixed cost.
+MEASURED_DECODING: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
+    (4096, 4096): ((8, DecodeTile(1, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),),
 }

@@ -18,7 +18,7 @@ u64 pieces_of(const GemmArguments& args, u32 whole, u32 sharers, u32* row, u64 m
     u64 count = 0;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
         const PrefillTiles<8, 256, CLUSTER, 1, 4> tiles(args, whole, sharers);
-        for (u32 piece = 0; piece < tiles.pieces; ++piece) {
+        for (u32 piece = 0; piece < tiles.pieces(); ++piece) {
             const PrefillTile tile = tiles.at(piece, blockIdx.x % CLUSTER);
             const bool shared = tile.shared != NOT_SHARED;
             const u64 begin = (u64)tile.shared * tiles.groups;
