@@ -18,7 +18,6 @@ Policy:
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from typing import Any, Literal
@@ -263,6 +262,8 @@ class PaddedPool:
 
     def __del__(self) -> None:
         # No buffer lives any more: each holds its pool. Blocks of graphs are given back as well.
-        with contextlib.suppress(Exception):  # at interpreter exit the driver may be gone, and nobody is left to tell
+        try:  # noqa: SIM105  at interpreter exit modules may be gone, contextlib too, and so may the driver
             self.release_captures()
             self.trim()
+        except Exception:
+            pass  # nobody is left to tell

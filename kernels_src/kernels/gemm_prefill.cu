@@ -56,28 +56,40 @@ struct PrefillRings {
           sums(base + BARRIERS_AT + activations.BYTES + weights.BYTES) {}
 };
 
-// One thread: the block's part of every chunk of activations, to all blocks of the cluster.
+// The block's part of a chunk of activations, to an empty stage of all blocks of the cluster.
+__device__ __forceinline__ void send_chunk(const PrepackedGemmArguments& args, u32 base, u32 rank, u32 first_token,
+                                           u32 chunk, u32 stage) {
+    constexpr u32 PART = TOKENS / CLUSTER;
+    const u32 barrier = PrefillRings(base).activations.full(stage);
+    const u32 own = CLUSTER > 1 ? rank * PART : 0;
+    const u32 to = base + stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2, token = first_token + own;
+    mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
+    if constexpr (CLUSTER > 1) {
+        tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier, (1 << CLUSTER) - 1);
+    } else {
+        tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier);
+    }
+}
+
+// Whether a block's first activations are asked for before it meets: nobody else writes or gets them.
+__device__ __forceinline__ bool sends_activations_first(const PrepackedGemmArguments& args) {
+    return CLUSTER == 1 && args.dependent == 0;
+}
+
+// One thread: the activations after the first.
 __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
                                                  u32 rank) {
-    constexpr u32 PART = TOKENS / CLUSTER;
     const PrefillRings rings(base);
     RingPlace<ACTIVATION_STAGES> place{0, 1};
     wait_for_prerequisites();
     const u32 pieces = tiles.pieces();
     for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);
-        for (u32 chunk = tile.first_group * GROUP_CHUNKS; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
-            const u32 barrier = rings.activations.full(place.stage);
-            const u32 own = CLUSTER > 1 ? rank * PART : 0;
-            const u32 to = base + place.stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2;
-            const u32 token = tile.first_token + own;
+        u32 chunk = tile.first_group * GROUP_CHUNKS;
+        if (piece == 0 && sends_activations_first(args)) ++chunk, place.advance();
+        for (; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
-            mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
-            if constexpr (CLUSTER > 1) {
-                tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier, (1 << CLUSTER) - 1);
-            } else {
-                tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier);
-            }
+            send_chunk(args, base, rank, tile.first_token, chunk, place.stage);
             place.advance();
         }
     }
@@ -98,14 +110,6 @@ __device__ __forceinline__ void send_group(const PrepackedGemmArguments& args, c
         const u64 from = prepacked_tile_offset(group, tile.first_row_tile, tiles.all_row_tiles);
         bulk_load(base + WEIGHTS_AT + stage * WEIGHT_BYTES, args.gemm.b + from, bytes, barrier);
     }
-}
-
-// The block's very first weights: before any activations, which would hold them up.
-__device__ __forceinline__ void send_first_group(const PrepackedGemmArguments& args, u32 base, u32 rank) {
-    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
-    if (!tiles.has_any()) return;
-    const PrefillTile tile = tiles.at(0, rank);
-    send_group(args, tiles, base, tile, tile.first_group, 0);
 }
 
 // One thread: the block's weights after the first.
@@ -137,16 +141,27 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
 
-    if (threadIdx.x == 0) {
-        tensor_map_prefetch(&args.activations);
-        rings.activations.init(CONSUMER_GROUPS * CLUSTER);
-        rings.weights.init(CONSUMER_GROUPS * 4);
-        if constexpr (K_CLUSTER > 1) {
-            mbarrier_init(rings.sums, 1);
-            mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
+    if (warp < 2 && lane == 0) {  // what the block needs first is on its way before it meets
+        const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
+        const bool any = tiles.has_any();
+        const PrefillTile tile = any ? tiles.at(0, rank) : PrefillTile{};
+        if (warp == 0) {
+            rings.activations.init(CONSUMER_GROUPS * CLUSTER);
+            if constexpr (K_CLUSTER > 1) {
+                mbarrier_init(rings.sums, 1);
+                mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
+            }
+            mbarrier_fence_init();
+            if (any && sends_activations_first(args)) {
+                send_chunk(args, base, rank, tile.first_token, tile.first_group * GROUP_CHUNKS, 0);
+            } else {
+                tensor_map_prefetch(&args.activations);
+            }
+        } else {
+            rings.weights.init(CONSUMER_GROUPS * 4);
+            mbarrier_fence_init();
+            if (any) send_group(args, tiles, base, tile, tile.first_group, 0);
         }
-        mbarrier_fence_init();
-        send_first_group(args, base, rank);
     }
     if constexpr (CLUSTER > 1) cluster_meet(); else __syncthreads();
     const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
