@@ -1,7 +1,8 @@
 // NVFP4 activations to bf16, exactly: code * scale without the global scale, which alpha carries. For products whose
 // kernel takes half-precision activations.
 //
-// On entry: m >= 1; `out` rows are 16 * ceil(k / 16) elements, 16-byte aligned. One thread a block of 16.
+// On entry: m >= 1; `out` rows are 16 * ceil(k / 16) elements, 16-byte aligned. A thread takes PIECES pieces of 8 columns,
+// so that the results of neighbouring threads lie side by side.
 // Reads any scale layout; values past k come from the partial block's padding and are not for reading.
 #include "block/scale_rows.cuh"
 #include "mma/nvfp4_pairs.cuh"
@@ -22,7 +23,7 @@ struct DequantizeActivationsArguments {
     i32 layout;
 };
 
-constexpr u32 THREADS = 128;
+constexpr u32 THREADS = 128, PIECES = 2;
 
 // Defined by the launcher: ALIGN, the bytes that `codes` is a multiple of: 4 or 1.
 
@@ -34,24 +35,33 @@ __device__ __forceinline__ u32 load_word(const u8* from) {
 extern "C" __global__ void __launch_bounds__(THREADS)
     dequantize_activations(const __grid_constant__ DequantizeActivationsArguments args) {
     start_dependents();
-    const u32 spans = (args.blocks + THREADS - 1) / THREADS;  // blocks of threads a row
+    const u32 row_pieces = 2 * args.blocks;
+    const u32 spans = (row_pieces + PIECES * THREADS - 1) / (PIECES * THREADS);  // blocks of threads a row
     const i64 row = blockIdx.x / spans;
-    const u32 column = blockIdx.x % spans * THREADS + threadIdx.x;
-    if (column >= (u32)args.blocks) return;
+    const u32 first = blockIdx.x % spans * (PIECES * THREADS) + threadIdx.x;
 
     const ScaleRows scales(args.scales, args.layout, args.columns);
-    const u8* codes = args.codes + (row * args.columns + column) * 8;
-    const u32 word[2] = {load_word(codes), load_word(codes + 4)};
-    const u32 scale = both_low(BFloat16Pairs::scales(load_1(scales.row(row) + scales.group(column / 4) + column % 4)));
-
-    u8* to = (u8*)(args.out + (row * args.blocks + column) * 16);
+    const u8* const codes = args.codes + row * args.columns * 8;
+    const u8* const row_scales = scales.row(row);
+    u8* const to = (u8*)(args.out + row * args.blocks * 16);
+    u32 word[PIECES], scale[PIECES];
 #pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
+    for (u32 i = 0; i < PIECES; ++i) {
+        const u32 piece = first + i * THREADS, block = piece / 2;
+        if (piece >= row_pieces) break;
+        word[i] = load_word(codes + piece * 4);
+        scale[i] = load_1(row_scales + scales.group(block / 4) + block % 4);
+    }
+#pragma unroll
+    for (u32 i = 0; i < PIECES; ++i) {
+        const u32 piece = first + i * THREADS;
+        if (piece >= row_pieces) break;
+        const u32 both = both_low(BFloat16Pairs::scales(scale[i]));
         u32 pair[4], natural[4];
         BFloat16Pairs::decode(word[i], pair);
 #pragma unroll
-        for (u32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(multiply_bf16x2(pair[j], scale), 0x43804380u);  // * 2^8
+        for (u32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(multiply_bf16x2(pair[j], both), 0x43804380u);  // * 2^8
         paired_to_natural(pair, natural);
-        store_16(to + 16 * i, natural);
+        store_16(to + piece * 16, natural);
     }
 }

@@ -138,6 +138,26 @@ def run(a, b, kernel, form=PLAIN, out_dtype="float32", alpha=None, bias=None, ou
     return out if out is not None else found
 
 
+def plan_of_tile(a, b, tile):
+    """(plan, views of a, weight) of a product by a Hopper tile, which selection need not have taken."""
+    from fp4rt.cuda.gemm.matmul import Weight, make_plan, problem_of
+    from fp4rt.cuda.gemm.selection import with_hopper_tile
+
+    left = a.given.views() if isinstance(a.given, fp4rt.QuantizedTensor) else interop.view(a.given)
+    weight = Weight(b.packed.views())
+    problem = problem_of(left, weight)
+    return make_plan(left, weight, problem, with_hopper_tile(problem, tile, 1, "asked for")), left, weight
+
+
+def check_tile(what, a, b, tile, out_dtype="float32"):
+    from fp4rt.cuda.gemm.matmul import launch
+
+    plan, left, weight = plan_of_tile(a, b, tile)
+    out = cupy().full((a.values.shape[0], b.values.shape[0]), np.nan, out_dtype)
+    launch(plan, left, weight, out_dtype, None, None, out.data.ptr, 0)
+    assert_close(f"{what} {tile} {out_dtype}", out, *expected(a, b), out_dtype)
+
+
 def expected(a, b, alpha=None, bias=None):
     """(fp64 result, bound of the fp32 work): k * 2^-24 * sum |a b| |alpha|, and the roundings of alpha and bias."""
     xp = cupy()

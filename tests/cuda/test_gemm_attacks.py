@@ -167,13 +167,13 @@ def test_the_same_bits_a_thousand_times_beside_a_busy_stream(rng):
 
 def test_shared_tiles_and_fast_stages_give_the_same_bits_every_time(rng):
     """Narrow tiles pass their stages on fastest; sums of several workers are added in one order."""
-    from fp4rt.cuda.gemm.hopper import PrefillTile
-    from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
-    from fp4rt.cuda.gemm.selection import Choice
+    from fp4rt.cuda.gemm.hopper import PrefillTile, SmallTile
+    from fp4rt.cuda.gemm.matmul import launch
 
     if not cases.has_hopper():
-        pytest.skip("the prefill kernel needs sm_90a")
+        pytest.skip("the Hopper kernels need sm_90a")
     xp = cases.cupy()
+    own_rows = {"k_cluster": 2, "own_groups": 3}
     noise, quiet = xp.cuda.Stream(non_blocking=True), xp.cuda.Stream(non_blocking=True)
     big = xp.ones((1 << 24,), np.float32)
     for tile, m, n, k in (
@@ -181,11 +181,12 @@ def test_shared_tiles_and_fast_stages_give_the_same_bits_every_time(rng):
         (PrefillTile(64, 2, 16, 8, 3, 8), 128, 8192, 28672),
         (PrefillTile(128, 1, 8, 8, 3, 4), 600, 8192, 4096),
         (PrefillTile(256, 1, 8, 4, 2, 4, cluster=2), 700, 8192, 4096),
+        (SmallTile(8, 16, 1, 3, 4, 1, 1, 2, **own_rows), 64, 28672, 8192),
+        (SmallTile(2, 16, 1, 4, 4, 1, 1, 4, **own_rows), 16, 28672, 8192),
     ):
         a, b = cases.halves(rng, m, k, "bfloat16"), cases.quantized(rng, n, k)
-        left, weight = fp4rt.interop.view(a.given), Weight(b.packed.views())
-        plan = make_plan(left, weight, problem_of(left, weight), Choice("prefill", tile, 1, "as given", False, ""))
-        assert plan.sharers > 0
+        plan, left, weight = cases.plan_of_tile(a, b, tile)
+        assert plan.sharers > 0 or isinstance(tile, SmallTile)
         out, differing = xp.empty((m, n), np.uint16), xp.zeros((), np.int64)
         xp.cuda.Device().synchronize()
         launch(plan, left, weight, "bfloat16", None, None, out.data.ptr, quiet.ptr)

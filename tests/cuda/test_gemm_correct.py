@@ -216,9 +216,6 @@ def test_every_portable_tile_on_one_product(rng):
 def test_every_form_of_a_prefill_tile_on_one_product(rng):
     """Selection takes few of them: all tokens in one tile or in many, tiles shared by two and by many workers."""
     from fp4rt.cuda.gemm.hopper import PrefillTile
-    from fp4rt.cuda.gemm.matmul import Weight, launch, make_plan, problem_of
-    from fp4rt.cuda.gemm.selection import Choice
-    from fp4rt.cuda.kernel import device_target
 
     if not cases.has_hopper():
         pytest.skip("the prefill kernel needs sm_90a")
@@ -229,23 +226,58 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
         PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
         for tokens, blocks, cluster, k_cluster in forms
     ]
-    with ThreadPoolExecutor() as pool:  # each takes a second
-        specs = [tile.spec(dtype) for tile in tiles for dtype in ("float16", "bfloat16")]
-        list(pool.map(lambda spec: spec.compile(device_target(0).name), specs))
+    compile_side_by_side(tiles)
     for n, k in ((2056, 4112), (515, 304)):  # the second is not stored transposed
         b = cases.quantized(rng, n, k)
-        weight = Weight(b.packed.views())
         for kind, m in (("bfloat16", 700), ("nvfp4", 131), ("float16", 20)):
             a = cases.activations(rng, m, k, kind)
-            left = a.given.views() if kind == "nvfp4" else fp4rt.interop.view(a.given)
-            true, bound = cases.expected(a, b)
-            problem = problem_of(left, weight)
             for tile in tiles:
-                if tile.max_splits(k) == 0:
-                    continue
-                choice = Choice("prefill", tile, 1, "bf16" if kind == "nvfp4" else "as given", False, "")
                 for out_dtype in ("float16", "float32"):
-                    out = cases.cupy().full((m, n), np.nan, out_dtype)
-                    plan = make_plan(left, weight, problem, choice)
-                    launch(plan, left, weight, out_dtype, None, None, out.data.ptr, 0)
-                    cases.assert_close(f"{kind} m={m} n={n} {tile} {out_dtype}", out, true, bound, out_dtype)
+                    if tile.max_splits(k) > 0:
+                        cases.check_tile(f"{kind} m={m} n={n}", a, b, tile, out_dtype)
+
+
+def test_every_form_of_a_small_tile_on_one_product(rng):
+    """Row groups, k groups, clusters that share k for all rows or for the last ones; rows that end in each of them."""
+    from fp4rt.cuda.gemm.hopper import SmallTile
+
+    if not cases.has_hopper():
+        pytest.skip("the small kernel needs sm_90a")
+    # row tiles, stages, row groups, k groups, row blocks, fragments
+    forms = [
+        ((4, 4, 1, 1, 1, 4), 2, 0),
+        ((4, 4, 1, 2, 1, 2), 2, 0),
+        ((8, 3, 1, 2, 2, 2), 1, 0),
+        ((8, 3, 2, 2, 1, 4), 2, 0),
+    ]
+    forms += [((12, 3, 3, 1, 1, 4), 1, 0), ((14, 3, 2, 1, 2, 2), 1, 0), ((16, 2, 4, 1, 1, 4), 1, 0)]
+    forms += [
+        ((8, 3, 2, 1, 1, 4), 2, 1),
+        ((12, 3, 3, 1, 1, 4), 2, 2),
+        ((16, 2, 4, 1, 1, 2), 2, 3),
+        ((16, 2, 2, 1, 2, 2), 2, 1),
+    ]
+    tiles = [
+        SmallTile(tokens, row_tiles, 1, stages, *division, k_cluster=k_cluster, own_groups=own_groups)
+        for (row_tiles, stages, *division), k_cluster, own_groups in forms
+        for tokens in (2, 5, 8)
+    ]
+    compile_side_by_side(tiles)
+    # 28 row tiles are whole clusters; then rows end among one block's own, the other's own, the shared ones
+    for n, k in ((448, 4112), (136, 600), (515, 1040), (832, 304)):
+        b = cases.quantized(rng, n, k)
+        for kind, m in (("bfloat16", 64), ("nvfp4", 33), ("float16", 9)):
+            a = cases.activations(rng, m, k, kind)
+            for tile in tiles:
+                for out_dtype in ("bfloat16", "float32") if kind == "bfloat16" else ("float16",):
+                    if m <= tile.max_tokens and tile.max_splits(k) > 0:
+                        cases.check_tile(f"{kind} m={m} n={n} k={k}", a, b, tile, out_dtype)
+
+
+def compile_side_by_side(tiles):
+    """Each takes a second."""
+    from fp4rt.cuda.kernel import device_target
+
+    with ThreadPoolExecutor() as pool:
+        specs = [tile.spec(dtype) for tile in tiles for dtype in ("float16", "bfloat16")]
+        list(pool.map(lambda spec: spec.compile(device_target(0).name), specs))

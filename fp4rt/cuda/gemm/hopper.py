@@ -215,8 +215,8 @@ class SmallTile(_StageTile):
             or (self.k_groups, self.k_cluster) != (1, 2)
         ):
             raise ShapeError(
-                f"small: {self} has rows of its own; that takes a full row group beside them, one k group and a cluster "
-                "of two blocks; choose another tile"
+                f"small: {self} has rows of its own; that takes a full row group beside them, one k group and a "
+                "cluster of two blocks; choose another tile"
             )
 
     @cached_property

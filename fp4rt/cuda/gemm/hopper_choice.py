@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, HopperTile, PrefillTile, SmallTile
-from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_DECODING, MEASURED_MULTIPROCESSORS
+from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_MULTIPROCESSORS, MEASURED_NVFP4
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
@@ -54,11 +54,11 @@ _LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit, 
 
 
 def choose_hopper(
-    m: int, n: int, k: int, multiprocessors: int, kernel: str | None = None, decodes: bool = False
+    m: int, n: int, k: int, multiprocessors: int, kernel: str | None = None, nvfp4: bool = False
 ) -> tuple[HopperTile, int, str]:
     """(tile, splits of k, why) for m tokens; ``kernel`` asks for "decode", "small" or "prefill".
 
-    ``decodes`` says that activations are NVFP4 and few enough for the decode kernel to decode them itself.
+    ``nvfp4`` says that activations are, whoever decodes them.
 
     Raises:
         BackendUnavailable: the kernel asked for takes fewer tokens.
@@ -69,7 +69,7 @@ def choose_hopper(
             f"the {kernel} kernel takes at most {most} tokens, got m = {m}; use the prefill kernel"
         )
     if kernel is None and multiprocessors == MEASURED_MULTIPROCESSORS:
-        for largest_m, tile in (*(MEASURED_DECODING.get((n, k), ()) if decodes else ()), *MEASURED.get((n, k), ())):
+        for largest_m, tile in (*(MEASURED_NVFP4.get((n, k), ()) if nvfp4 else ()), *MEASURED.get((n, k), ())):
             if m <= largest_m:
                 return _narrowed(tile, m), 1, f"measured fastest around m = {m} for n = {n}, k = {k}"
     tile = _estimated(m, n, k, multiprocessors, kernel)
@@ -207,12 +207,14 @@ def kernel_specs() -> Iterator[KernelSpec]:
 
     Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
     """
-    tiles = sorted({tile for rows in MEASURED.values() for _, tile in rows}, key=str)
+    tiles = sorted(
+        {tile for table in (MEASURED, MEASURED_NVFP4) for rows in table.values() for _, tile in rows}, key=str
+    )
     for tile in tiles:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):
         yield next(tile for tile in tiles if isinstance(tile, kernel)).spec("float16")
-    decoding = {(MEASURED_DECODING.get(size, ()) or rows)[0][1] for size, rows in MEASURED.items()}
-    for tile in sorted(decoding, key=str):
+    for size, rows in MEASURED.items():
+        _, tile = MEASURED_NVFP4.get(size, rows)[0]
         assert isinstance(tile, DecodeTile)
         yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")

@@ -1,10 +1,10 @@
-"""Tiles measured fastest on one H200, with bf16 activations: (n, k) to rows of (largest m, tile)."""
+"""Tiles measured fastest on one H200: (n, k) to rows of (largest m, tile)."""
 
 from __future__ import annotations
 
 from fp4rt.cuda.gemm.hopper import DecodeTile, HopperTile, PrefillTile, SmallTile
 
-__all__ = ["ANY_M", "MEASURED", "MEASURED_DECODING", "MEASURED_MULTIPROCESSORS"]
+__all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS", "MEASURED_NVFP4"]
 
 ANY_M = 2**63
 MEASURED_MULTIPROCESSORS = 132
@@ -19,10 +19,10 @@ _NARROW = PrefillTile(128, 1, 8, 6, 3, 4)
 _NARROW_HALVES = PrefillTile(128, 1, 8, 6, 3, 4, k_cluster=2)
 _NARROW_TALL = PrefillTile(128, 2, 16, 6, 2, 4)
 
+# With bf16 activations
 MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (28672, 8192): (
         (8, DecodeTile(1, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
-        (16, DecodeTile(2, 14, 1, 3, row_warps=14, k_warps=1, warp_tiles=1)),
         (32, SmallTile(4, 16, 1, 4, row_groups=4, k_groups=1, row_blocks=1, fragments=4, k_cluster=2, own_groups=3)),
         (64, SmallTile(8, 16, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=2, k_cluster=2, own_groups=3)),
         (128, _NARROW_TALL),
@@ -34,7 +34,6 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     ),
     (8192, 28672): (
         (8, DecodeTile(1, 4, 4, 3, row_warps=4, k_warps=4, warp_tiles=1)),
-        (16, DecodeTile(2, 4, 4, 3, row_warps=4, k_warps=2, warp_tiles=1)),
         (32, SmallTile(4, 8, 1, 5, row_groups=1, k_groups=2, row_blocks=2, fragments=2, k_cluster=2)),
         (64, SmallTile(8, 8, 1, 4, row_groups=2, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
         (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
@@ -74,7 +73,18 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     ),
 }
 
-# The same where the decode kernel decodes NVFP4 activations itself: fewer and larger stages, since each has its fixed cost.
-MEASURED_DECODING: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
-    (4096, 4096): ((8, DecodeTile(1, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),),
+# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages, as each
+# has a fixed cost; and behind the pass that decodes them, fewer stages start sooner.
+MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
+    (8192, 8192): (
+        (8, DecodeTile(1, 4, 4, 2, row_warps=2, k_warps=4, warp_tiles=2)),
+        (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=2, warp_tiles=1)),
+        (32, SmallTile(4, 4, 2, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
+    ),
+    (4096, 4096): (
+        (8, DecodeTile(1, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
+        (16, DecodeTile(2, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
+        (32, DecodeTile(4, 2, 2, 4, row_warps=2, k_warps=4, warp_tiles=1)),
+        (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+    ),
 }

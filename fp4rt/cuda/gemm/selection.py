@@ -135,7 +135,7 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
     if missing:
         raise BackendUnavailable(f"kernel {kernel!r} cannot compute this product: {missing}")
     tile, splits, why = hopper_choice.choose_hopper(
-        problem.m, problem.n, problem.k, problem.device.multiprocessors, kernel, _can_decode(problem)
+        problem.m, problem.n, problem.k, problem.device.multiprocessors, kernel, problem.a_kind == "nvfp4"
     )
     if problem.b_kind != "prepacked":
         why += f"; b is repacked for this product, which pays from {REPACK_TOKENS} tokens on"
