@@ -262,7 +262,7 @@ class PaddedPool:
 
     def __del__(self) -> None:
         # No buffer lives any more: each holds its pool. Blocks of graphs are given back as well.
-        try:  # noqa: SIM105  at interpreter exit modules may be gone, contextlib too, and so may the driver
+        try:  # at interpreter exit modules may be gone, contextlib too, and so may the driver
             self.release_captures()
             self.trim()
         except Exception:

@@ -6,7 +6,7 @@
 //
 //   thread    block column `thread % STAGE_BLOCKS` of a stage; token `thread / STAGE_BLOCKS`, every ROUND_TOKENS-th on
 //
-// Each thread arrives for itself, and so do those that read what it writes: a race checker follows no others.
+// Each thread arrives for itself: a race checker follows no others.
 //
 // Defined by the kernel: what block/prepacked_stages.cuh names.
 #pragma once

@@ -55,7 +55,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
     if (threadIdx.x == 0) {
         meeting.init(REDUCTION_BYTES);
-        stages.init_barriers(CONSUMER_WARPS * (ACTIVATION_WARPS > 0 ? 32 : 1));
+        stages.init_barriers(32 * CONSUMER_WARPS);
     }
     __syncthreads();
     if (warp == CONSUMER_WARPS) {
@@ -139,8 +139,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                     }
                 }
             }
-            __syncwarp();
-            if (ACTIVATION_WARPS > 0 || lane == 0) mbarrier_arrive(stages.barriers.empty(place.stage));
+            mbarrier_arrive(stages.barriers.empty(place.stage));
             place.advance();
         }
 

@@ -158,7 +158,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 tensor_map_prefetch(&args.activations);
             }
         } else {
-            rings.weights.init(CONSUMER_GROUPS * 4);
+            rings.weights.init(CONSUMER_GROUPS * GROUP_THREADS);
             mbarrier_fence_init();
             if (any) send_group(args, tiles, base, tile, tile.first_group, 0);
         }
@@ -241,8 +241,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
                 wgmma_commit();
                 if (c + 1 == GROUP_CHUNKS) {  // the products have taken what was loaded: the loads are over
-                    __syncwarp();
-                    if (lane == 0) mbarrier_arrive(rings.weights.empty(weight_place.stage));
+                    mbarrier_arrive(rings.weights.empty(weight_place.stage));
                 }
                 wgmma_wait<1>();
                 if (read_stage != NO_STAGE) release_activations(read_stage);

@@ -57,7 +57,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
     if (threadIdx.x == 0) {
         meeting.init(REDUCTION_BYTES);
-        stages.init_barriers(CONSUMER_WARPS);
+        stages.init_barriers(32 * CONSUMER_WARPS);
     }
     __syncthreads();
     if (warp >= CONSUMER_WARPS) {
@@ -98,9 +98,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
             scale_words[b] = load_shared_8(scales[b] + stage * STAGE_BYTES + chunk_scales(i * K_GROUPS));
         }
     };
-    const auto release = [&](u32 stage) {
-        if (lane == 0) mbarrier_arrive(stages.barriers.empty(stage));
-    };
+    const auto release = [&](u32 stage) { mbarrier_arrive(stages.barriers.empty(stage)); };
 
     const Results results{base + OUT_AT + warp * Results::BYTES};
     RingPlace<STAGES> place{0, 0};

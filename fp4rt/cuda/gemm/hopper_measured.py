@@ -73,8 +73,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     ),
 }
 
-# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages, as each
-# has a fixed cost; and behind the pass that decodes them, fewer stages start sooner.
+# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages, as
+# each has a fixed cost; and behind the pass that decodes them, fewer stages start sooner.
 MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (8192, 8192): (
         (8, DecodeTile(1, 4, 4, 2, row_warps=2, k_warps=4, warp_tiles=2)),
@@ -85,6 +85,6 @@ MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (8, DecodeTile(1, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
         (16, DecodeTile(2, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
         (32, DecodeTile(4, 2, 2, 4, row_warps=2, k_warps=4, warp_tiles=1)),
-        (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+        (64, SmallTile(8, 4, 1, 3, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
     ),
 }
