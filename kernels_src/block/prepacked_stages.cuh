@@ -4,11 +4,12 @@
 // ACTIVATION_WARPS other warps decode them (block/decoded_activations.cuh). Few stages are enough and more are slower:
 // blocks then drift apart and read memory less in order.
 //
-//   stage      [STAGE_GROUPS][OWN_TILES, then the others of ROW_TILES][2304] weights, then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
+//   stage      [STAGE_GROUPS][ROW_TILES, the block's own first][2304] weights,
+//              then [4 STAGE_GROUPS][8 TOKEN_TILES tokens][128] activations
 //   beyond the last column group: that group again, times activations that are 0
 //
-// Defined by the kernel: TOKEN_TILES, ROW_TILES, OWN_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a stage),
-// STAGE_BYTES, BARRIERS_AT.
+// Defined by the kernel: TOKEN_TILES, ROW_TILES, OWN_TILES, STAGE_GROUPS, STAGES, ACTIVATION_WARPS, ACTIVATIONS_AT (in a
+// stage), STAGE_BYTES, BARRIERS_AT.
 #pragma once
 #include "block/prepacked_arguments.cuh"
 #include "block/prepacked_work.cuh"

@@ -6,8 +6,9 @@
 // sums themselves. Every sum is made in a fixed order; `partial` sums of several parts are added by a second kernel, so
 // no block ever waits for one that may not run.
 //
-// With OWN_TILES, a block of a cluster has so many of its row tiles alone, for all of k; only the others are the cluster's,
-// and each block takes every second unit of them. So a block can have the work of three and a half groups of rows:
+// With OWN_TILES, a block of a cluster has so many of its row tiles alone, for all of k; only the others are the
+// cluster's, and each block takes every second unit of them. So a block can have the work of three and a half groups of
+// rows, where four would leave multiprocessors idle:
 //
 //   row tiles of a cluster, OWN_TILES = 12, ROW_TILES = 16:   [12 of block 0][12 of block 1][4 of both]
 //
@@ -20,7 +21,7 @@ constexpr u32 CLUSTER_TILES = K_CLUSTER * OWN_TILES + (ROW_TILES - OWN_TILES);  
 static_assert(OWN_TILES == 0 || K_CLUSTER > 1, "without a cluster all row tiles are the block's own");
 
 struct PrepackedWork {
-    u32 first_tile, tiles;  // row tiles; fewer than there is room for in the last row block
+    u32 first_tile, tiles;          // row tiles; fewer than there is room for in the last row block
     u32 own_first_tile, own_tiles;  // those that the block has alone
     u32 first_unit, last_unit;
     u32 split;
@@ -66,10 +67,11 @@ struct PrepackedWalk {
 
     __device__ __forceinline__ void begin() {
         const u32 split = splits == 1 ? 0 : item / row_blocks;  // a division takes longer than all else here
-        const u32 own_first_tile = (item - split * row_blocks) * CLUSTER_TILES + blockIdx.x % K_CLUSTER * OWN_TILES;
-        const u32 first_tile = (item - split * row_blocks) * CLUSTER_TILES + K_CLUSTER * OWN_TILES;
-        work = {first_tile,     up_to(ROW_TILES - OWN_TILES, first_tile), own_first_tile,
-                up_to(OWN_TILES, own_first_tile), 0, units, split};
+        const u32 cluster_tile = (item - split * row_blocks) * CLUSTER_TILES;
+        const u32 own_first_tile = cluster_tile + blockIdx.x % K_CLUSTER * OWN_TILES;
+        const u32 first_tile = cluster_tile + K_CLUSTER * OWN_TILES;
+        work = {first_tile, up_to(ROW_TILES - OWN_TILES, first_tile), own_first_tile, up_to(OWN_TILES, own_first_tile),
+                0, units, split};
         constexpr u32 SHARES = OWN_TILES == 0 ? K_CLUSTER : 1;  // contiguous parts of k that a cluster makes of one
         if (SHARES * splits > 1) {
             const u32 part = split * SHARES + blockIdx.x % SHARES, parts = splits * SHARES;

@@ -23,7 +23,9 @@ struct DequantizeActivationsArguments {
     i32 layout;
 };
 
-constexpr u32 THREADS = 128, PIECES = 2;
+constexpr u32 THREADS = 128;
+constexpr u32 PIECES = 2;
+static_assert(PIECES == 2, "the launcher counts on a block of 16 columns for each thread");
 
 // Defined by the launcher: ALIGN, the bytes that `codes` is a multiple of: 4 or 1.
 

@@ -12,11 +12,6 @@ __device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Counts on the barrier without waiting.
-__device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
-    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Registers a thread may hold from here on, for a warpgroup; the kernel must have a cap at entry.
 template <int REGISTERS>
 __device__ __forceinline__ void raise_registers() {
@@ -41,13 +36,8 @@ __device__ __forceinline__ u32 address_in_block(u32 address, u32 rank) {
     return remote;
 }
 
-// Among all threads of the cluster that have not returned; orders their accesses to each other's shared memory.
-__device__ __forceinline__ void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-// The same without a fence: that all have come so far, and, after mbarrier_fence_init, that their barriers are there.
+// Among all threads of the cluster that have not returned: that they have come so far, and, after mbarrier_fence_init,
+// that their barriers are there. Orders no other memory: that would cost a fence.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");

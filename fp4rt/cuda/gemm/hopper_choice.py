@@ -49,8 +49,7 @@ _LAUNCH_CYCLES = 8000
 _TILE_CYCLES = 5000  # first loads and results of a prefill tile
 _SMALL_TILE_CYCLES = 3000  # and of a small one
 _MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
-_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; what it then takes with shared tokens
-_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit, and what sharing tokens then saves
+_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; what shared tokens leave of its time
 
 
 def choose_hopper(
@@ -207,9 +206,8 @@ def kernel_specs() -> Iterator[KernelSpec]:
 
     Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
     """
-    tiles = sorted(
-        {tile for table in (MEASURED, MEASURED_NVFP4) for rows in table.values() for _, tile in rows}, key=str
-    )
+    measured = (*MEASURED.values(), *MEASURED_NVFP4.values())
+    tiles = sorted({tile for rows in measured for _, tile in rows}, key=str)
     for tile in tiles:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):

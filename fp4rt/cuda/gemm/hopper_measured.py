@@ -73,8 +73,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     ),
 }
 
-# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages, as
-# each has a fixed cost; and behind the pass that decodes them, fewer stages start sooner.
+# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages,
+# as each has a fixed cost; and behind the pass that decodes them, fewer stages start sooner.
 MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (8192, 8192): (
         (8, DecodeTile(1, 4, 4, 2, row_warps=2, k_warps=4, warp_tiles=2)),

@@ -10,7 +10,6 @@ constexpr u32 BLOCK_SHIFT = 24;
 
 inline u32 uniform(u32 value) { return value; }
 
-inline void named_barrier_arrive(u32 id, u32) { ++emulation::arrived[emulation::block_of_cluster()][id]; }
 
 inline void named_barrier_sync(u32 id, u32 threads) {
     long& arrived = emulation::arrived[emulation::block_of_cluster()][id];
@@ -26,7 +25,6 @@ inline void lower_registers() {}
 
 inline u32 cluster_rank() { return emulation::block_of_cluster(); }
 inline u32 address_in_block(u32 address, u32 block) { return address | block << emulation::BLOCK_SHIFT; }
-inline void cluster_sync() { emulation::sync_cluster(); }
 inline void cluster_meet() { emulation::sync_cluster(); }
 inline void start_dependents() {}
 inline void wait_for_prerequisites() {}
