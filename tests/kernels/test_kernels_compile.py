@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
 from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
 from fp4rt.cuda.compiler import nvrtc_version, supported_archs, system_headers_of
+from fp4rt.cuda.gemm.hopper import PrefillTile, SmallTile
+from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_NVFP4
 from fp4rt.cuda.kernel_set import all_kernels, kernels_for
 from fp4rt.errors import BackendUnavailable
 
@@ -51,6 +55,24 @@ def test_products_of_warpgroups_run_beside_the_warps_and_are_not_serialized(comp
     serialized = [f"{spec} for {arch}" for (spec, arch), future in compiled.items() if "C7512" in future.result().log]
     assert not serialized
     assert any("gemm_small.cu" in str(spec) for spec, _ in compiled)  # which ptxas would say it of
+
+
+def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(require_arch):
+    """Each number of tokens is a compilation of its own, for which ptxas may run out of registers."""
+    require_arch("sm_90a")
+    small, prefill = set(), {PrefillTile(tokens, 1, 8, 4, 2, 2) for tokens in range(16, 257, 16)}
+    for rows in (*MEASURED.values(), *MEASURED_NVFP4.values()):
+        for (fewer, _), (_, tile) in itertools.pairwise([(0, None), *rows]):
+            if isinstance(tile, SmallTile):
+                small |= {replace(tile, token_tiles=tiles) for tiles in range(fewer // 8 + 1, tile.token_tiles + 1)}
+    assert {tile.token_tiles for tile in small} >= set(range(2, 9))
+    specs = [tile.spec(dtype) for tile in small for dtype in ("bfloat16", "float16")]
+    specs += [tile.spec("bfloat16") for tile in prefill]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(zip(specs, pool.map(lambda spec: spec.compile("sm_90a"), specs), strict=True))
+    assert not [str(spec) for spec, compiled in found if "C7512" in compiled.log]
+    spilled = {str(spec) for spec, compiled in found if any(used.spill_bytes for used in compiled.resources())}
+    assert not [spec for spec in spilled if "gemm_small" in spec]  # prefill may keep what it computes once
 
 
 def test_every_kernel_file_is_in_the_set():
