@@ -76,7 +76,7 @@ __device__ __forceinline__ bool sends_activations_first(const PrepackedGemmArgum
     return CLUSTER == 1 && args.dependent == 0;
 }
 
-// One thread: the activations after the first.
+// One thread: the activations, but the first chunk where that is on its way.
 __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
                                                  u32 rank) {
     const PrefillRings rings(base);

@@ -95,6 +95,12 @@ def test_what_a_kernel_cannot_do_is_refused():
         row_tiles, k_groups, k_cluster, own_groups = fields
         with pytest.raises(ShapeError, match="rows of its own; that takes a full row group"):
             SmallTile(8, row_tiles, 1, 3, 4, k_groups, 1, 4, k_cluster=k_cluster, own_groups=own_groups)
+    with pytest.raises(ShapeError, match="wanted at least 2 stages, got 1"):  # they would wait for ever
+        SmallTile(2, 4, 1, 1, row_groups=1, k_groups=1, row_blocks=1, fragments=4)
+    with pytest.raises(ShapeError, match="wanted at least 2 stages, got 1"):
+        PrefillTile(32, 1, 8, 1, 2, 2, cluster=2)
+    with pytest.raises(ShapeError, match="no share of registers"):
+        SmallTile(2, 24, 1, 2, row_groups=6, k_groups=1, row_blocks=1, fragments=4)
     with pytest.raises(ShapeError, match="tokens in pairs of 8"):
         PrefillTile(72, 1, 8, 4, 2, 8)
     for fields, clusters in (((272, 1, 8), {}), ((64, 1, 9), {}), ((64, 1, 8), {"cluster": 2, "k_cluster": 2})):
@@ -106,6 +112,13 @@ def test_what_a_kernel_cannot_do_is_refused():
         PrefillTile(256, 2, 16, 8, 2, 8).spec("bfloat16")
     with pytest.raises(BackendUnavailable, match="at most 128 tokens, got m = 129"):
         choose_hopper(129, 4096, 4096, H200, "small")
+
+
+def test_the_choice_for_nvfp4_is_measured_beside_the_one_for_bf16():
+    tiles = worth_measuring(8, 4096, 4096, H200, nvfp4=True)
+    chosen, usual = (choose_hopper(8, 4096, 4096, H200, nvfp4=kind)[0] for kind in (True, False))
+    assert chosen != usual
+    assert tiles[:2] == [chosen, usual]
 
 
 def test_tiles_worth_measuring_begin_with_the_choice_and_can_all_run():

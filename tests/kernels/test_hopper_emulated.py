@@ -2,7 +2,8 @@
 
 Copies land when somebody waits for them and destroy what lies there when they start, so a stage that is used too early
 or filled too early gives NaN; unknown memory is NaN; blocks run one after the other, so one that waits for another
-hangs. Of clusters, those that share k are emulated: what one block sends the other is NaN until that one waits for it.
+hangs. The two blocks of a cluster run together: what one sends the other is NaN until that one waits for it, and must
+not come when that one is over.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ DECODING = replace(WARPS, activation_warps=1)  # every second token
 DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a time, of 16
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
 TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
+SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
 # (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
 CASES = (
     (WARPS, "bfloat16", 5, 70, 600, "float32", 1, 2, False),
@@ -49,12 +51,12 @@ CASES = (
     (TALL, "bfloat16", 16, 130, 272, "float16", 1, 2, True),
     (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves transposed
     (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that cannot
-    (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, False),
+    (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, True),
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
     (TWO_K_GROUPS, "bfloat16", 19, 104, 528, "bfloat16", 1, 2, False),  # leaves transposed, 8 tokens at a time
     (TALL, "bfloat16", 15, 136, 272, "float16", 1, 2, True),  # leaves transposed, 16 at a time
 )
-# Clusters whose two blocks halve k
+# Clusters, whose two blocks share k, or that of their last rows, or their tokens
 CLUSTER_CASES = (
     (replace(WARPS, k_cluster=2), "bfloat16", 5, 70, 1100, "bfloat16", 1, 4, False),
     (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 1, 4, True),
@@ -65,6 +67,9 @@ CLUSTER_CASES = (
     (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 1, 4, False),  # one unit: the second block has none to share
     (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 1, 12, False),
     (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 1, 8, False),
+    (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 6, True),
+    (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 1, 4, False),  # one chunk; few rows for the second block
+    (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 1, 2, False),  # none
 )
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
 SHARED_CASES = (
@@ -73,6 +78,7 @@ SHARED_CASES = (
     ((WIDE, "bfloat16", 33, 136, 1200, "bfloat16", 1, 3, False), (2, 2)),  # two sharers of three, a tile each
     ((WIDE, "bfloat16", 33, 136, 1200, "float32", 1, 20, False), (0, 20)),  # a column group each
     ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 1, 4, False), (0, 4)),  # two in two halves
+    ((SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 4, True), (2, 2)),  # one among two clusters
 )
 
 
@@ -117,7 +123,7 @@ def aligned(array):
 
 
 def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0):
-    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the blocks, ``seed`` disturbs the threads'."""
+    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the clusters, ``seed`` disturbs the threads'."""
     tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
     library = build(tile.spec("bfloat16" if a_type == "nvfp4" else a_type))
@@ -143,7 +149,9 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
     sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box[0], 4), 0xFF, np.uint8))  # NaN
     arrivals = np.zeros((64, 2, 2), np.uint32)
-    order = np.arange(blocks, dtype=np.uint32) if order is None else np.array(order, np.uint32)
+    cluster = tile.k_cluster * getattr(tile, "cluster", 1)
+    clusters = np.arange(blocks // cluster) if order is None else np.array(order)
+    order = np.repeat(clusters * cluster, cluster).astype(np.uint32)
     library.disturb(ctypes.c_uint64(seed))
     library.run(
         *(ctypes.c_void_p(order.ctypes.data), blocks, tile.threads, args),
@@ -188,7 +196,8 @@ def test_tiles_shared_among_workers_are_whole_again(build, case, shared):
 def test_whichever_worker_comes_last_the_bits_are_the_same(build):
     for case, shared in SHARED_CASES:
         first, _, _ = multiply(build, case, shared=shared)
-        orders = [range(case[7] - 1, -1, -1), *(np.random.default_rng(i).permutation(case[7]) for i in range(3))]
+        workers = case[7] // case[0].cluster
+        orders = [range(workers - 1, -1, -1), *(np.random.default_rng(i).permutation(workers) for i in range(3))]
         for order in orders:
             assert np.array_equal(multiply(build, case, shared=shared, order=order)[0], first), (case, list(order))
 

@@ -12,6 +12,7 @@ import pytest
 from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
 from fp4rt.cuda.compiler import nvrtc_version, supported_archs, system_headers_of
 from fp4rt.cuda.gemm.hopper import PrefillTile, SmallTile
+from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_NVFP4
 from fp4rt.cuda.kernel_set import all_kernels, kernels_for
 from fp4rt.errors import BackendUnavailable
@@ -67,7 +68,8 @@ def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(require_arch):
                 small |= {replace(tile, token_tiles=tiles) for tiles in range(fewer // 8 + 1, tile.token_tiles + 1)}
     assert {tile.token_tiles for tile in small} >= set(range(2, 9))
     specs = [tile.spec(dtype) for tile in small for dtype in ("bfloat16", "float16")]
-    specs += [tile.spec("bfloat16") for tile in prefill]
+    most_sums = {tile for m in (112, 120, 128) for tile in worth_measuring(m, 28672, 8192, 132, most=99)}
+    specs += [tile.spec("bfloat16") for tile in prefill | {tile for tile in most_sums if isinstance(tile, SmallTile)}]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(zip(specs, pool.map(lambda spec: spec.compile("sm_90a"), specs), strict=True))
     assert not [str(spec) for spec, compiled in found if "C7512" in compiled.log]

@@ -111,7 +111,8 @@ def choices(problem: Problem) -> list[Choice]:
     """What is worth measuring: the choice first, then other tiles."""
     first = choose(problem)
     if first.kernel != "portable":
-        tiles = worth_measuring(problem.m, problem.n, problem.k, problem.device.multiprocessors)
+        sizes = problem.m, problem.n, problem.k
+        tiles = worth_measuring(*sizes, problem.device.multiprocessors, problem.a_kind == "nvfp4")
         return [first, *(with_hopper_tile(problem, tile, 1, "tried") for tile in tiles[1:])]
     a_kind = "bfloat16" if first.activations == "bf16" else problem.a_kind
     ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]

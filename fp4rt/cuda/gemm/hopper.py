@@ -30,6 +30,8 @@ _TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 _GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
 _WARPGROUP_THREADS = 128
 _CONSUMER_GROUPS = 2  # warpgroups of prefill, each with half of the rows
+# Of a consumer and of a producer thread, by consumer warpgroups
+_CONSUMER_REGISTERS = {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}
 _CHUNK_FRAGMENTS = 4  # of 16 columns
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
 _TILE_OUT_BYTES = TILE_ROWS * 2  # of one token's results of a row tile
@@ -44,6 +46,11 @@ _ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
 def _divides(what: str, whole: int, part: int) -> None:
     if whole % part:
         raise ShapeError(f"{what}: {part} does not divide {whole}; choose another tile")
+
+
+def _check_stages(kernel: str, stages: int) -> None:
+    if stages < 2:  # a stage is given back when products of the next one are under way
+        raise ShapeError(f"{kernel}: wanted at least 2 stages, got {stages}; choose another tile")
 
 
 class _SharedPlan:
@@ -206,6 +213,9 @@ class SmallTile(_StageTile):
     entry: ClassVar[str] = "gemm_small"
 
     def __post_init__(self) -> None:
+        _check_stages("small", self.stages)
+        if self.row_groups * self.k_groups not in _CONSUMER_REGISTERS:
+            raise ShapeError(f"small: {self} has no share of registers for its warpgroups; choose another tile")
         _divides("small, chunks of a stage among k_groups", self._stage_chunks, self.k_groups)
         commits = self._stage_chunks // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
         _divides("small, commits of a stage in a double buffer", commits, 2)
@@ -250,7 +260,7 @@ class SmallTile(_StageTile):
     @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer and of a producer thread: the block's registers as they were at entry, shared out anew."""
-        return {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}[self.row_groups * self.k_groups]
+        return _CONSUMER_REGISTERS[self.row_groups * self.k_groups]
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
@@ -313,6 +323,7 @@ class PrefillTile:
     threads: ClassVar[int] = 3 * _WARPGROUP_THREADS
 
     def __post_init__(self) -> None:
+        _check_stages("prefill", self.activation_stages)
         _divides("prefill, tokens in pairs of 8", self.tokens, 16)
         if self.tokens > 256 or self.row_tiles > 8 * self.row_blocks or self.cluster * self.k_cluster > 2:
             raise ShapeError(
@@ -383,8 +394,8 @@ class PrefillTile:
         return _CONSUMER_GROUPS * self.row_blocks * _GROUP_CHUNKS * block
 
     def sharing(self, m: int, n: int, k: int, multiprocessors: int) -> TileSharing:
-        """How the last tiles, too few for all workers, are shared among them; alone, where that is no slower."""
-        count, workers = self.tiles(m, n), multiprocessors // self.cluster
+        """How the last tiles, too few for all workers, are shared among them; alone, where that gains too little."""
+        count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
         rest, groups = count % workers, ceil_div(k, TILE_COLUMNS)
         alone = TileSharing(count, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
         if self.k_cluster > 1 or rest == 0:
@@ -410,7 +421,7 @@ class PrefillTile:
 
     def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
         """Blocks to launch."""
-        count, workers = self.tiles(m, n), multiprocessors // self.cluster
+        count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
         if self.k_cluster > 1:  # a block of such a cluster has one tile
             return count * self.k_cluster
         shared = self.sharing(m, n, k, multiprocessors).sharers > 0

@@ -35,6 +35,7 @@ _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
 _MOST_TOKENS = 256  # of a prefill tile
 _MOST_SMALL_STAGES = 6
+_MOST_OWN_TOKEN_TILES = 14  # of small tiles with rows of their own: beyond, registers run out
 _ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
 _RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
@@ -101,9 +102,11 @@ def _wide_tiles(m: int, k: int, kernel: str | None = None) -> list[HopperTile]:
     return [tile for tile in found if tile.max_splits(k) >= 1]
 
 
-def worth_measuring(m: int, n: int, k: int, multiprocessors: int, most: int = 12) -> list[HopperTile]:
+def worth_measuring(
+    m: int, n: int, k: int, multiprocessors: int, nvfp4: bool = False, most: int = 12
+) -> list[HopperTile]:
     """The chosen tile and others that may beat it on the device at hand, the likelier first."""
-    found = [choose_hopper(m, n, k, multiprocessors)[0]]
+    found = [choose_hopper(m, n, k, multiprocessors, nvfp4=kind)[0] for kind in (nvfp4, False)]
     if m <= 2 * DECODE_TOKENS:
         found += _decode_tiles(m, n, multiprocessors)
     if m > DECODE_TOKENS // 2:
@@ -164,11 +167,11 @@ def _small_tiles(m: int) -> list[HopperTile]:
     tokens = ceil_div(m, 8)
     found: list[HopperTile] = []
     # row tiles, row groups, k groups, row blocks, fragments
-    divisions = ((4, 1, 2, 1, 4), (8, 2, 1, 1, 4), (12, 3, 1, 1, 4), (14, 2, 1, 2, 2), (16, 2, 1, 2, 2))
+    divisions = ((4, 1, 2, 1, 4), (8, 2, 1, 1, 4), (12, 3, 1, 1, 2), (14, 2, 1, 2, 2), (16, 2, 1, 2, 2))
     for row_tiles, *division in divisions:
         for k_cluster in (1, 2):
             found += _most_stages(tokens, row_tiles, *division, k_cluster=k_cluster)
-    for row_tiles, row_groups, fragments in ((12, 3, 4), (16, 4, 2)):
+    for row_tiles, row_groups, fragments in ((12, 3, 4), (16, 4, 2)) if tokens <= _MOST_OWN_TOKEN_TILES else ():
         found += _most_stages(tokens, row_tiles, row_groups, 1, 1, fragments, k_cluster=2, own_groups=row_groups - 1)
     return found
 

@@ -126,6 +126,14 @@ inline bool is_over(int block) {
     return true;
 }
 
+inline bool is_last_of_block() {
+    const int first = block_of_cluster() * block_threads;
+    for (int i = first; i < first + block_threads; ++i) {
+        if (i != current && !threads[i].done) return false;
+    }
+    return true;
+}
+
 inline void check_readable(const void* from, size_t bytes) {
     if (bytes == 0) return;
     for (const Range& range : readable) {

@@ -1,8 +1,14 @@
 // kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks, or
-// clusters of blocks that share k, one after the other, in any order, which they must not mind.
+// clusters of two, one after the other, in any order, which they must not mind.
 #include "block.h"
 
 #include SOURCE
+
+#ifdef CLUSTER
+constexpr u32 BLOCKS = CLUSTER * K_CLUSTER;
+#else
+constexpr u32 BLOCKS = K_CLUSTER;
+#endif
 
 extern "C" void allow_reads(const void* first, u64 bytes) {
     emulation::readable.push_back({(const char*)first, bytes});
@@ -21,14 +27,18 @@ extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArgumen
                                          arrivals,
                                          sharers};
     gridDim.x = blocks;
-    for (u32 i = 0; i < blocks; i += K_CLUSTER) {
-        for (u32 block = 0; block < K_CLUSTER; ++block) {
+    const auto body = [&args] {
+        ENTRY(args);
+        emulation::check_end_of_block();
+    };
+    for (u32 i = 0; i < blocks; i += BLOCKS) {
+        for (u32 block = 0; block < BLOCKS; ++block) {
             std::memset(emulation::memory_of(block), 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
             std::memset(emulation::arrived[block], 0, sizeof emulation::arrived[block]);
             emulation::barriers[block].clear();
         }
         blockIdx.x = order[i];
-        emulation::run_block(threads, [&args] { ENTRY(args); }, K_CLUSTER);
+        emulation::run_block(threads, body, BLOCKS);
     }
     emulation::readable.clear();
 }

@@ -32,10 +32,28 @@ inline Barrier& barrier_at(u32 address, int block = block_of_cluster()) {
     return barriers[block][address];
 }
 
-inline void add_copy(u32 barrier, u32 to, u32 bytes, std::function<void()> land) {
+// To a block of the cluster; its barrier lies where the own one does.
+inline void add_copy(u32 barrier, u32 to, u32 bytes, std::function<void()> land, int block = block_of_cluster()) {
     if (to + bytes > SHARED_MEMORY_BYTES) fail("copies outside of shared memory");
-    std::memset(own_memory() + to, 0xFF, bytes);
-    barrier_at(barrier).copies.push_back({land, bytes});
+    if (is_over(block)) fail("copies to a block that is over");
+    std::memset(memory_of(block) + to, 0xFF, bytes);
+    barrier_at(barrier, block).copies.push_back({land, bytes});
+}
+
+// To be called by each thread at its end.
+inline void check_end_of_block() {
+    if (!is_last_of_block()) return;
+    for (const auto& [address, barrier] : barriers[block_of_cluster()]) {
+        if (!barrier.copies.empty()) fail("the block ends with copies on their way to it");
+    }
+}
+
+inline void arrive(u32 barrier, int block) {
+    maybe_yield();
+    if (is_over(block)) fail("arrives at a block that is over");
+    Barrier& b = barrier_at(barrier, block);
+    if (--b.missing < 0) fail("more arrivals than the barrier counts");
+    b.check();
 }
 
 }  // namespace emulation
@@ -48,19 +66,14 @@ inline void mbarrier_init(u32 barrier, u32 arrivals) {
 
 inline void mbarrier_fence_init() {}
 
-inline void mbarrier_arrive(u32 barrier) {
-    emulation::maybe_yield();
-    emulation::Barrier& b = emulation::barrier_at(barrier);
-    if (--b.missing < 0) emulation::fail("more arrivals than the barrier counts");
-    b.check();
-}
+inline void mbarrier_arrive(u32 barrier) { emulation::arrive(barrier, emulation::block_of_cluster()); }
 
 inline void mbarrier_arrive_expect(u32 barrier, u32 bytes) {
     emulation::barrier_at(barrier).bytes += bytes;
     mbarrier_arrive(barrier);
 }
 
-inline void mbarrier_arrive_remote(u32, u32) { emulation::fail("clusters that share activations are not emulated"); }
+inline void mbarrier_arrive_remote(u32 barrier, u32 rank) { emulation::arrive(barrier, (int)rank); }
 
 inline void mbarrier_wait(u32 barrier, u32 parity) {
     for (emulation::Barrier& b = emulation::barrier_at(barrier); b.phase == parity; emulation::yield()) {
