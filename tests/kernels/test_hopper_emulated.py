@@ -211,7 +211,7 @@ def test_clusters_add_the_halves_of_k(build, case):
 @pytest.mark.parametrize("case", [*CASES[:8], *CLUSTER_CASES], ids=name_of)
 def test_no_order_of_threads_changes_a_bit(build, case):
     first, _, _ = multiply(build, case)
-    for seed in (1, 2, 3):
+    for seed in (1,) if isinstance(case[0], PrefillTile) else (1, 2, 3):  # prefill takes seconds
         assert np.array_equal(multiply(build, case, seed=seed)[0], first)
 
 
