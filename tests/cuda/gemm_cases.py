@@ -66,6 +66,11 @@ class Operand:
         """The matrix as a prepacked weight."""
         return fp4rt.prepack(self.given)
 
+    def views(self):
+        """As the first operand of a product."""
+        quantized = isinstance(self.given, fp4rt.QuantizedTensor)
+        return self.given.views() if quantized else interop.view(self.given, "a")
+
     def weight(self, form):
         return self.packed if form == PREPACKED else self.given
 
@@ -128,8 +133,7 @@ def run(a, b, kernel, form=PLAIN, out_dtype="float32", alpha=None, bias=None, ou
         return fp4rt.matmul(a.given, weight, out_dtype=out_dtype, alpha=alpha, bias=bias, out=out, stream=stream)
     from fp4rt.cuda.gemm.matmul import matmul
 
-    left = a.given.views() if isinstance(a.given, fp4rt.QuantizedTensor) else interop.view(a.given, "a")
-    right = weight.views()
+    left, right = a.views(), weight.views()
     first = left.data if isinstance(a.given, fp4rt.QuantizedTensor) else left
     views = {name: interop.view(v) for name, v in (("bias", bias), ("out", out)) if v is not None}
     factor = alpha if alpha is None or isinstance(alpha, float) else interop.view(alpha)
@@ -143,8 +147,7 @@ def plan_of_tile(a, b, tile):
     from fp4rt.cuda.gemm.matmul import Weight, make_plan, problem_of
     from fp4rt.cuda.gemm.selection import with_hopper_tile
 
-    left = a.given.views() if isinstance(a.given, fp4rt.QuantizedTensor) else interop.view(a.given)
-    weight = Weight(b.packed.views())
+    left, weight = a.views(), Weight(b.packed.views())
     problem = problem_of(left, weight)
     return make_plan(left, weight, problem, with_hopper_tile(problem, tile, 1, "asked for")), left, weight
 

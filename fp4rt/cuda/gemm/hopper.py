@@ -197,7 +197,7 @@ class SmallTile(_StageTile):
     """``gemm_small.cu``: some tens of tokens, wgmma.
 
     Attributes:
-        row_groups, k_groups: consumer warpgroups along the rows and along k (1, 2 or 4).
+        row_groups, k_groups: consumer warpgroups along the rows and along k (1, 2 or 4), four together at most.
         row_blocks: blocks of 64 rows of a warpgroup.
         fragments: products of 16 columns a commit: 1, 2 or 4.
         own_groups: row groups whose rows a block of a cluster has alone, for all of k; 0, or all but the last.

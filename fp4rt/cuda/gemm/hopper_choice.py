@@ -117,8 +117,7 @@ def worth_measuring(
 def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
     """Cycles of a small or prefill tile for a product."""
     assert not isinstance(tile, DecodeTile)
-    own_rows = isinstance(tile, SmallTile) and tile.own_groups > 0
-    chunks = ceil_div(k, CHUNK_COLUMNS) / (1 if own_rows else tile.k_cluster)
+    chunks = ceil_div(k, CHUNK_COLUMNS) / tile.k_cluster
     meeting = _MEETING_CYCLES if tile.k_cluster > 1 else 0
     if isinstance(tile, PrefillTile):
         blocks = tile.tiles(m, n) * tile.cluster * tile.k_cluster
@@ -130,9 +129,8 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
         cycles = _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
         return cycles * _FEWER_JOULES if tile.cluster > 1 and cycles > _LONG_CYCLES else cycles
     blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.cluster_tiles) * tile.k_cluster
-    row_tiles = tile.cluster_tiles / tile.k_cluster if own_rows else round_up(tile.row_tiles, 4)  # of a block
-    reading = min(row_tiles, tile.row_tiles) * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
-    working = row_tiles / 4 * (tile.max_tokens * 2 + _DECODE_CYCLES)
+    reading = tile.cluster_tiles * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
+    working = ceil_div(tile.cluster_tiles, 4) * (tile.max_tokens * 2 + _DECODE_CYCLES)
     rounds = ceil_div(blocks, multiprocessors)
     return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _SMALL_TILE_CYCLES + meeting)
 

@@ -144,18 +144,13 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
 
 def with_hopper_tile(problem: Problem, tile: HopperTile, splits: int, why: str) -> Choice:
     """A Hopper kernel with one of its tiles, which is told whether it decodes activations."""
-    decodes = False
+    quantized, decodes = problem.a_kind == "nvfp4", False
     if isinstance(tile, DecodeTile):
-        decodes = _can_decode(problem) and tile.k_cluster == 1
+        few = problem.m <= OWN_TOKENS and problem.m * problem.k <= OWN_ELEMENTS
+        decodes = quantized and few and tile.k_cluster == 1 and problem.align.a >= CODE_ALIGNMENT
         tile = replace(tile, activation_warps=hopper_choice.ACTIVATION_WARPS if decodes else 0)
-    activations = "bf16" if problem.a_kind == "nvfp4" and not decodes else "as given"
+    activations = "bf16" if quantized and not decodes else "as given"
     return Choice(tile.entry.removeprefix("gemm_"), tile, splits, activations, problem.b_kind != "prepacked", why)
-
-
-def _can_decode(problem: Problem) -> bool:
-    """Whether the decode kernel can take the NVFP4 activations as they are."""
-    few = problem.m <= OWN_TOKENS and problem.m * problem.k <= OWN_ELEMENTS
-    return problem.a_kind == "nvfp4" and few and problem.align.a >= CODE_ALIGNMENT
 
 
 def _portable(problem: Problem, why: str) -> Choice:

@@ -119,17 +119,10 @@ inline void sync_cluster() {
     wait_for(0, (int)threads.size(), [](Thread& t) -> long& { return t.cluster_barriers; });
 }
 
-inline bool is_over(int block) {
+// Whether all threads of a block have ended, but one that does not count.
+inline bool is_over(int block, int but = -1) {
     for (int i = block * block_threads; i < (block + 1) * block_threads; ++i) {
-        if (!threads[i].done) return false;
-    }
-    return true;
-}
-
-inline bool is_last_of_block() {
-    const int first = block_of_cluster() * block_threads;
-    for (int i = first; i < first + block_threads; ++i) {
-        if (i != current && !threads[i].done) return false;
+        if (i != but && !threads[i].done) return false;
     }
     return true;
 }

@@ -10,7 +10,6 @@ constexpr u32 BLOCK_SHIFT = 24;
 
 inline u32 uniform(u32 value) { return value; }
 
-
 inline void named_barrier_sync(u32 id, u32 threads) {
     long& arrived = emulation::arrived[emulation::block_of_cluster()][id];
     const long wanted = (arrived++ / threads + 1) * threads;
