@@ -14,6 +14,7 @@ constexpr u32 THREADS = 128;  // 4 chunks x 32 lanes
 constexpr u32 TILE_BLOCKS = GROUP_COLUMNS / BLOCK;
 constexpr u32 ROW_CODE_BYTES = GROUP_COLUMNS / 2;
 constexpr u32 SIGN_BIT = 0x80, SIGN_BITS_OF_CODES = 0x88888888u;
+constexpr i32 E5M3_BIAS = 22;
 constexpr u32 E5M3_NAN = 0xFC;
 
 // 16 codes of a row as two little-endian words.
@@ -29,17 +30,17 @@ struct PackedBlock {
 
 __device__ u32 e5m3_of_e4m3(u32 magnitude) {
     if (magnitude == E4M3_NAN_BYTE) return E5M3_NAN;
-    if (magnitude >= 8) return magnitude + (10 - E4M3_BIAS) * 8;
+    if (magnitude >= 8) return magnitude + (E5M3_BIAS - E4M3_BIAS) * 8;
     if (magnitude == 0) return 0;
     const u32 position = 31 - __clz(magnitude);  // of a subnormal's leading bit
-    return (position + 1) << 3 | (magnitude << (3 - position) & 7);
+    return (position + E5M3_BIAS - E4M3_BIAS - 2) << 3 | (magnitude << (3 - position) & 7);
 }
 
 __device__ u32 e4m3_of_e5m3(u32 byte) {
     if (byte == E5M3_NAN) return E4M3_NAN_BYTE;
     const u32 exponent = byte >> 3;
-    if (exponent > 10 - E4M3_BIAS) return byte - (10 - E4M3_BIAS) * 8;
-    return exponent == 0 ? 0 : (8 | (byte & 7)) >> (4 - exponent);
+    if (exponent > E5M3_BIAS - E4M3_BIAS) return byte - (E5M3_BIAS - E4M3_BIAS) * 8;
+    return exponent == 0 ? 0 : (8 | (byte & 7)) >> (E5M3_BIAS - E4M3_BIAS + 1 - exponent);
 }
 
 __device__ ScaleLayout layout_of(const PrepackArguments& args, u64& across) {
@@ -73,13 +74,13 @@ __device__ PackedBlock load_block(const PrepackArguments& args, ScaleLayout layo
 
 // Two codes, h = 0 in the low nibble, at their bits of a word for fragment register q.
 __device__ u32 place_codes(u32 byte, u32 q) {
-    const u32 word = (byte & 0x07) << 6 | (byte & 0x08) << 10 | (byte & 0x70) << 18 | (byte & 0x80) << 22;
-    return __funnelshift_r(word, word, 4 * q);
+    const u32 eem = prepacked_code_bit(q), sign = prepacked_sign_bit(q);
+    return (byte & 0x07) << eem | (byte & 0x08) << (sign - 3) | (byte & 0x70) << (eem + 12) | (byte & 0x80) << (sign + 9);
 }
 
 __device__ u32 take_codes(u32 word, u32 q) {
-    const u32 turned = __funnelshift_l(word, word, 4 * q);
-    return (turned >> 6 & 0x07) | (turned >> 10 & 0x08) | (turned >> 18 & 0x70) | (turned >> 22 & 0x80);
+    const u32 eem = prepacked_code_bit(q), sign = prepacked_sign_bit(q);
+    return (word >> eem & 0x07) | (word >> (sign - 3) & 0x08) | (word >> (eem + 12) & 0x70) | (word >> (sign + 9) & 0x80);
 }
 
 // Thread 32 chunk + lane: its byte for word j, fragment register q, in 16 rows of 128 bytes.

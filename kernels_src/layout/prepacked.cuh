@@ -2,6 +2,7 @@
 //
 //   tile     4 chunks of 64 columns x 32 lanes x 16 bytes of codes, then 256 bytes of scales
 //   codes    lane 4 g + t of a chunk has 4 words; word j: rows g and g + 8, columns 16 j + {2t, 2t+1, 2t+8, 2t+9}
+//            of these, register q = row half + 2 * column half takes two, at the same bits of the two half-words
 //   scales   one word per row and chunk: the e5m3 bytes of its four blocks
 #pragma once
 #include "num/integers.cuh"
@@ -30,3 +31,8 @@ __device__ __forceinline__ u32 prepacked_codes_offset(u32 chunk, u32 lane) {
 __device__ __forceinline__ u32 prepacked_scales_offset(u32 chunk, u32 g, u32 high = 0) {
     return TILE_CODE_BYTES + (chunk >> 1) * 128 + g * 16 + (chunk & 1) * 8 + high * 4;
 }
+
+// In a half-word: the lowest of the three exponent and mantissa bits of register q's code, and its sign.
+__device__ __forceinline__ u32 prepacked_code_bit(u32 q) { return 0x9036u >> 4 * q & 15; }
+
+__device__ __forceinline__ u32 prepacked_sign_bit(u32 q) { return 0xDECFu >> 4 * q & 15; }

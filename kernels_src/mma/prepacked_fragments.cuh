@@ -2,11 +2,12 @@
 //
 // A word of 8 codes becomes the 4 registers of a 16 x 16 fragment. Exponent and mantissa bits of a code, put at the
 // border of exponent and mantissa of bf16 (fp16), are its value times 2^-126 (2^-14), subnormal 0.5 included; the e5m3
-// byte of a scale, put there too, is the scale times 2^107 under the exponent bits 0x7000 (times 2^-5). One packed
-// multiplication a register then gives value * scale * 2^-19 (fp16: scales times 2^12 first, product * 2^-7).
+// byte of a scale, put there too, is the scale times 2^119 under the exponent bits 0x7000 (fp16: times 2^7). One packed
+// multiplication a register then gives value * scale * 2^-7.
 //
-// Logic instructions are the scarce resource: 6 logic + 1 shift + 3 multiply-add for 8 codes in bf16, 2 shifts more in
-// fp16. Left shifts that lose no bits are multiplications, because those run on another pipe.
+// Each instruction counts, and the bits lie so that there are few: 5 logic + 1 shift + 3 multiply-add for 8 codes in
+// bf16, 7 logic + 4 multiply-add in fp16. Left shifts are multiplications, because those run on another pipe; wide
+// multiplications, which would also rotate, are far slower.
 // Source: fp4rt/prepacked.py for the bit positions.
 #pragma once
 #include "num/constants.cuh"
@@ -20,16 +21,18 @@ struct ChunkScales {
 };
 
 struct Bf16Weights {
-    static constexpr float PRODUCT_INVERSE = 0x1p19f;
+    static constexpr float PRODUCT_INVERSE = 0x1p7f;
 
+    //   register    0                1                 2                            3
+    //   from word   s 15, eem 8..6   s 12, eem 5..3    s 14, eem 2..0               s 13, eem 11..9
+    //   mixed                                          s down by 5: 9, eem 2..0     s 13, eem down by 5: 6..4
+    //   wanted      s 15, eem 8..6
     static __device__ __forceinline__ void decode_codes(u32 word, u32* a) {
-        const u32 moved = multiply_shift<2>(word);  // signs of registers 0 and 2 at their places, 1 and 3 four below
-        const u32 first = bit_select(moved, word, 0x88008800u), second = bit_select(moved, word, 0x00880088u);
-        const u32 turned = rotate_left(second, 8);
-        a[0] = first & MASK;
-        a[1] = multiply_shift<4>(first) & MASK;
-        a[2] = turned & MASK;
-        a[3] = multiply_shift<4>(turned) & MASK;
+        const u32 mixed = bit_select(word >> 5, word, 0x02700270u);
+        a[0] = word & MASK;
+        a[1] = multiply_shift<3>(word) & MASK;
+        a[2] = multiply_shift<6>(mixed) & MASK;
+        a[3] = multiply_shift<2>(mixed) & MASK;
     }
 
     static __device__ __forceinline__ ChunkScales decode_scales(u32 word) {
@@ -49,18 +52,19 @@ struct Bf16Weights {
 struct Fp16Weights {
     static constexpr float PRODUCT_INVERSE = 0x1p7f;
 
+    //   wanted      s 15, eem 11..9
+    //   low         s 15, eem up by 3: 11..9 for register 0;   s 12, eem up by 3: 8..6 for register 1
+    //   times 2^9 + 2, register 2's bits make its eem at 11..9 and its s at 15, and others that no sum carries into
     static __device__ __forceinline__ void decode_codes(u32 word, u32* a) {
-        const u32 signs = multiply_shift<2>(word), values = rotate_left(word, 3);
-        const u32 even = bit_select(signs, values, 0x80808080u), odd = bit_select(signs, values, 0x08080808u);
-        a[0] = even & MASK;
-        a[1] = multiply_shift<4>(odd) & MASK;
-        a[2] = rotate_left(even, 8) & MASK;
-        a[3] = rotate_left(odd, 12) & MASK;
+        const u32 low = bit_select(multiply_shift<3>(word), word, 0x0FC00FC0u);
+        a[0] = low & MASK;
+        a[1] = multiply_shift<3>(low) & MASK;
+        a[2] = multiply_by<0x202>(word & 0x40074007u) & MASK;
+        a[3] = bit_select(multiply_shift<2>(word), word, SIGNS) & MASK;
     }
 
     static __device__ __forceinline__ ChunkScales decode_scales(u32 word) {
-        return {multiply_f16x2(multiply_shift<3>(word) & 0x7F807F80u, TWO_TO_12),
-                multiply_f16x2(rotate_left(word, 11) & 0x7F807F80u, TWO_TO_12)};
+        return {multiply_shift<3>(word) & 0x7F807F80u, rotate_left(word, 11) & 0x7F807F80u};
     }
 
     static __device__ __forceinline__ u32 multiply(u32 a, u32 b) { return multiply_f16x2(a, b); }
@@ -70,8 +74,7 @@ struct Fp16Weights {
     }
 
   private:
-    static constexpr u32 MASK = 0x8E008E00u;
-    static constexpr u32 TWO_TO_12 = 0x6C006C00u;
+    static constexpr u32 MASK = 0x8E008E00u, SIGNS = 0x80008000u;
 };
 
 template <int TYPE>

@@ -30,11 +30,16 @@ __device__ __forceinline__ u32 rotate_left(u32 value, u32 bits) {
     return result;
 }
 
-// A left shift as a multiplication: it runs on the multiply-add pipe, which the decoding of codes leaves idle,
+// Left shifts as a multiplication: it runs on the multiply-add pipe, which the decoding of codes leaves idle,
 // while shifts share the logic pipe with everything else.
+template <u32 FACTOR>
+__device__ __forceinline__ u32 multiply_by(u32 value) {
+    u32 result;
+    asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(value), "n"(FACTOR));
+    return result;
+}
+
 template <int BITS>
 __device__ __forceinline__ u32 multiply_shift(u32 value) {
-    u32 result;
-    asm("mul.lo.u32 %0, %1, %2;" : "=r"(result) : "r"(value), "n"(1u << BITS));
-    return result;
+    return multiply_by<1u << BITS>(value);
 }

@@ -11,7 +11,16 @@ import numpy as np
 
 from fp4rt.cpu.kernels.compiled import COUNT, FLOATS, Kernel, const, device_function, element_function
 from fp4rt.format import BLOCK, E2M1
-from fp4rt.prepacked import CHUNK_COLUMNS, E4M3_OF_E5M3, TILE_BYTES, TILE_CODE_BYTES, TILE_COLUMNS, TILE_ROWS
+from fp4rt.prepacked import (
+    CHUNK_COLUMNS,
+    CODE_BITS,
+    E4M3_OF_E5M3,
+    SIGN_BITS,
+    TILE_BYTES,
+    TILE_CODE_BYTES,
+    TILE_COLUMNS,
+    TILE_ROWS,
+)
 
 __all__ = ["prepacked_rows"]
 
@@ -50,12 +59,12 @@ def decode_row(words, tile, row, products, out):
         for kk in range(2):
             for t in range(4):
                 word = words[tile + CHUNK_WORDS * chunk + 16 * g + 4 * t + j]
-                turned = rotate(word, 4 * (rr + 2 * kk))
+                eem, sign = CODE_BITS[rr + 2 * kk], SIGN_BITS[rr + 2 * kk]
                 column = block * BLOCK + 8 * kk + 2 * t
                 if column < out.size:
-                    out[column] = table[(turned >> u32(6)) & u32(7) | (turned >> u32(10)) & u32(8)]
+                    out[column] = table[(word >> u32(eem)) & u32(7) | (word >> u32(sign - 3)) & u32(8)]
                 if column + 1 < out.size:
-                    out[column + 1] = table[(turned >> u32(22)) & u32(7) | (turned >> u32(26)) & u32(8)]
+                    out[column + 1] = table[(word >> u32(eem + 16)) & u32(7) | (word >> u32(sign + 13)) & u32(8)]
 
 
 def _prepacked_rows(words, row_tiles, products, k, first_row, out):

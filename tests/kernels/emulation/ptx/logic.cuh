@@ -13,6 +13,11 @@ inline u32 permute_bytes(u32 low, u32 high, u32 selector) {
     return result;
 }
 
+template <u32 FACTOR>
+inline u32 multiply_by(u32 value) {
+    return value * FACTOR;
+}
+
 template <int BITS>
 inline u32 multiply_shift(u32 value) {
     return value << BITS;
