@@ -71,16 +71,13 @@ struct PrepackedStages {
         PrepackedWalk walk(args.gemm);
         RingPlace<STAGES> place{0, 1};
         if (COPIED_TOKEN_BYTES != 0 && args.dependent) {
-            // Another kernel still writes the activations; the first weights need not wait for it.
-            const u32 early = min((u32)STAGES, walk.work.last_unit - walk.work.first_unit);
-            PrepackedWalk ahead = walk;
-            for (u32 i = 0; i < early; ++i, ++ahead.unit) send_weights(args, ahead, i, lane, read_once);
+            // Another kernel still writes the activations. The first weights need not wait for it; more of them would
+            // hold up what it reads itself.
+            send_weights(args, walk, place.stage, lane, read_once);
             wait_for_prerequisites();
-            for (u32 i = 0; i < early; ++i) {
-                send_activations(args, walk, i, lane);
-                place.advance();
-                walk.next_unit();
-            }
+            send_activations(args, walk, place.stage, lane);
+            place.advance();
+            walk.next_unit();
         }
         for (; !walk.done(); walk.next_unit()) {
             mbarrier_wait(barriers.empty(place.stage), place.parity);
