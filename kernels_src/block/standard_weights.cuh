@@ -74,7 +74,7 @@ struct StandardWeights {
                 const u32 to = stage + codes_at + ((half / 2 * Tile::pieces + piece) * 2 + half % 2) * HALF_BYTES;
                 const u8* from = code_row[half] + piece * 64;
                 if constexpr (FULL && ALIGN == 16) {
-                    cp_async_16(to, from);
+                    cp_async_16_line(to, from);
                 } else {
                     copy_16<ALIGN>(to, from, valid);
                 }

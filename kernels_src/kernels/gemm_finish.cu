@@ -1,10 +1,11 @@
 // The second half of a product whose k was split among blocks: adds the parts in their order, then alpha, bias, and
 // rounds.
 //
-// On entry: partial (splits, m, n) fp32 holds true sums of parts of k. A block of threads is BLOCK_COLUMNS columns of
-// one token, ceil(n / BLOCK_COLUMNS) * m of them.
+// On entry: partial (splits, m, n) fp32 holds true sums of parts of k once the kernel ahead is over. A block of threads is
+// BLOCK_COLUMNS columns of one token, ceil(n / BLOCK_COLUMNS) * m of them.
 // Source of the finish: block/gemm_epilogue.cuh.
 #include "block/gemm_epilogue.cuh"
+#include "ptx/blocks.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "gemm_finish.cu is built for sm_80 and newer"
@@ -34,6 +35,7 @@ __device__ __forceinline__ float sum_of_parts(const float* part, i32 splits, i64
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_finish(const __grid_constant__ GemmArguments args) {
     __shared__ float shared_alpha;
+    wait_for_prerequisites();
     if (threadIdx.x == 0) shared_alpha = gemm_alpha(args);
     __syncthreads();
     const float alpha = shared_alpha;

@@ -13,6 +13,7 @@
 #include "block/nvfp4_activations.cuh"
 #include "block/prepacked_weights.cuh"
 #include "block/standard_weights.cuh"
+#include "ptx/blocks.cuh"
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 #error "gemm_portable.cu is built for sm_80 and newer"
@@ -181,6 +182,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, BLOCKS_PER_SM)
         load_weights(stage);
         load_activations(stage);
     }
+    start_dependents();  // the addition of parts, where k is split
     const float alpha = args.partial == nullptr ? gemm_alpha(args) : 0.0f;
     Sums sums = {};
 #pragma unroll 1

@@ -10,6 +10,11 @@ __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// The same, and the whole line of 128 bytes comes to L2: for rows of which the next bytes are read soon.
+__device__ __forceinline__ void cp_async_16_line(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ __forceinline__ void cp_async_16(u32 to, const void* from, u32 valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
 }

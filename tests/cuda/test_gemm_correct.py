@@ -203,7 +203,7 @@ def test_every_portable_tile_on_one_product(rng):
             for form, weight in weights.items():
                 problem = problem_of(left, weight)
                 as_bf16 = kind == "nvfp4" and (form == cases.PREPACKED or m > 16)
-                for tile, splits in portable_choice.candidates(problem, "bfloat16" if as_bf16 else kind):
+                for _, tile, splits in portable_choice.candidates(problem, "bfloat16" if as_bf16 else kind):
                     if splits in (1, 4):
                         choice = Choice("portable", tile, splits, "bf16" if as_bf16 else "as given", False, "")
                         out = cases.cupy().full((m, n), np.nan, np.float32)

@@ -9,7 +9,7 @@ import pytest
 
 from fp4rt.cuda.gemm import autotune
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile, alignment_of
-from fp4rt.cuda.gemm.portable_choice import candidates, cost
+from fp4rt.cuda.gemm.portable_choice import candidates
 from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem, can_bulk_load
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REPACK_TOKENS, choose
 from fp4rt.errors import BackendUnavailable, ShapeError
@@ -126,9 +126,18 @@ def test_few_tokens_occupy_most_multiprocessors(device, n, k):
 def test_the_choice_is_the_cheapest_candidate():
     problem = product(A100, 5, 4096, 4096)
     choice = choose(problem, "portable")
-    prices = [cost(problem, "bfloat16", *candidate) for candidate in candidates(problem, "bfloat16")]
-    assert cost(problem, "bfloat16", choice.tile, choice.splits) == min(prices)
+    prices = {(tile, splits): us for us, tile, splits in candidates(problem, "bfloat16")}
+    assert prices[choice.tile, choice.splits] == min(prices.values())
     assert len(prices) > 5
+
+
+@pytest.mark.parametrize(
+    "m, n, k, warps, pieces",  # fastest when measured
+    [(16, 28672, 8192, 4, 2), (16, 8192, 28672, 16, 1), (16, 8192, 8192, 16, 1), (32, 4096, 4096, 8, 1)],
+)
+def test_the_estimate_finds_what_was_measured_fastest(m, n, k, warps, pieces):
+    choice = choose(product(H200, m, n, k), "portable")
+    assert (choice.tile.warps_n * choice.tile.warps_k, choice.tile.pieces, choice.splits) == (warps, pieces, 1)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from fp4rt.cache_folder import cache_folder
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
-from fp4rt.cuda.gemm.portable_choice import candidates, cost
+from fp4rt.cuda.gemm.portable_choice import candidates
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose, with_hopper_tile
 from fp4rt.version import __version__
 
@@ -115,8 +115,8 @@ def choices(problem: Problem) -> list[Choice]:
         tiles = worth_measuring(*sizes, problem.device.multiprocessors, problem.a_kind == "nvfp4")
         return [first, *(with_hopper_tile(problem, tile, 1, "tried") for tile in tiles[1:])]
     a_kind = "bfloat16" if first.activations == "bf16" else problem.a_kind
-    ranked = sorted(candidates(problem, a_kind), key=lambda c: cost(problem, a_kind, *c))[:_TRIED]
-    others = [Choice("portable", tile, splits, first.activations, False, "tried") for tile, splits in ranked]
+    cheapest = candidates(problem, a_kind)[:_TRIED]
+    others = [Choice("portable", tile, splits, first.activations, False, "tried") for _, tile, splits in cheapest]
     return [first] + [c for c in others if (c.tile, c.splits) != (first.tile, first.splits)]
 
 

@@ -246,7 +246,7 @@ def launch(
         own = plan.dependent, plan.whole_tiles, shared_sums, arrivals, plan.sharers
         begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, *own), stream)
     if plan.finish is not None:
-        plan.finish.launch_struct(plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
+        launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
 
 
 def kernel_specs() -> Iterator[KernelSpec]:

@@ -1,16 +1,16 @@
 """The portable kernel's tile for a product: candidates, cost, minimum.
 
-The cost is a fit to measurements on an H200 (m = 1 ... 4096, the four sizes of the bench; within 10 % of nearly all):
-a multiprocessor takes in a number of weights a microsecond that falls with the tokens they meet, a tenth less where it
-holds one block alone, and every further wave of blocks fills and drains once more. Other architectures are ranked by
-the same ratios.
+The cost is a fit to measurements on an H200 (m = 1 ... 256, ten sizes of weights from 1024 x 4096 to 28672 x 8192;
+within 8 % of two thirds of them, and what it chooses is 2 % slower than the fastest on average): full multiprocessors
+take in so many weights a microsecond, each further wave of blocks fills and drains once more, and parts of k are handed
+to a second kernel. Other architectures are ranked by the same ratios.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile
 from fp4rt.cuda.kernel_spec import KernelSpec
@@ -20,60 +20,71 @@ from fp4rt.layout import ceil_div
 if TYPE_CHECKING:
     from fp4rt.cuda.gemm.problem import Problem
 
-__all__ = ["candidates", "choose_portable", "cost", "portable_specs"]
+__all__ = ["Candidate", "candidates", "choose_portable", "portable_specs"]
 
-# Tiles by the tokens of a block. Two row tiles a warp share its activations; with one there are more blocks.
+# By the tokens of a block: warps_n, warps_k, row_tiles, pieces, stages, blocks_per_sm, and how many thousand weights a
+# multiprocessor full of such blocks takes in a microsecond.
+_MEASURED = {
+    8: ((1, 4, 2, 1, 4, 3, 37.2), (1, 4, 1, 1, 4, 4, 38.1), (2, 4, 1, 1, 4, 2, 38.4), (1, 8, 2, 1, 3, 2, 39.2),
+        (4, 2, 2, 2, 2, 2, 38.7)),
+    16: ((1, 4, 2, 1, 4, 3, 27.4), (1, 4, 1, 1, 3, 4, 24.8), (2, 4, 1, 1, 4, 2, 28.8), (2, 8, 2, 1, 3, 1, 29.5),
+         (2, 2, 4, 2, 2, 2, 30.9)),
+    32: ((1, 8, 2, 1, 2, 1, 16.9), (2, 4, 2, 1, 3, 1, 22.4), (2, 4, 2, 1, 2, 2, 21.9), (4, 2, 2, 1, 3, 1, 25.4)),
+    64: ((2, 4, 2, 1, 2, 1, 14.2), (4, 2, 2, 1, 3, 1, 16.2), (4, 1, 2, 2, 2, 1, 16.1), (4, 1, 2, 1, 3, 2, 15.5)),
+}  # fmt: skip
 _BY_TOKENS = {
-    tokens: tuple(
-        PortableTile(warps_n, warps_k, row_tiles, tokens // 8, 1, stages, blocks_per_sm)
-        for warps_n, warps_k, row_tiles, stages, blocks_per_sm in shapes
-    )
-    for tokens, shapes in {
-        8: ((1, 4, 2, 4, 3), (1, 4, 1, 4, 4), (2, 4, 1, 4, 2), (4, 2, 2, 3, 2)),
-        16: ((1, 4, 2, 4, 3), (2, 4, 1, 4, 2), (2, 4, 2, 4, 1), (4, 2, 2, 3, 2)),
-        32: ((1, 8, 2, 2, 1), (2, 4, 2, 3, 1), (4, 1, 2, 4, 2)),
-        64: ((4, 1, 2, 3, 2), (4, 2, 2, 3, 1)),
-    }.items()
+    tokens: {
+        PortableTile(warps_n, warps_k, row_tiles, tokens // 8, pieces, stages, blocks_per_sm): 1000 * rate
+        for warps_n, warps_k, row_tiles, pieces, stages, blocks_per_sm, rate in rows
+    }
+    for tokens, rows in _MEASURED.items()
 }
 _FEWEST_STAGES = 2
 _MOST_SPLITS = 8
 _RESERVED_BYTES = 1024  # of shared memory, by the system, a block
 
-_WEIGHTS_PER_US = {1: 42_700, 2: 37_000, 4: 25_600, 8: 16_500}  # of a multiprocessor, by tiles of 8 tokens
-_ALONE = 0.9  # of that, with one block on a multiprocessor
-_START_US, _WAVE_US, _SPLIT_US = 8.0, 2.0, 3.5  # launch and first stage; each further wave; the second kernel
+_START_US, _WAVE_US = 6.5, 1.6  # launch and first stage; each further wave
+_BUSIEST = 0.57  # how far the multiprocessor with the most blocks decides, and not all together
+_SPLIT_US, _PART_US, _SUM_US = 1.9, 0.3, 4.6e-6  # the second kernel; a part of k; a sum handed over
 
 
-def candidates(problem: Problem, a_kind: str) -> Iterator[tuple[PortableTile, int]]:
-    """(tile, splits) that fit the device; a tile has fewer stages where shared memory is short."""
+class Candidate(NamedTuple):
+    """A tile, and into how many parts k is cut."""
+
+    us: float  # estimated
+    tile: PortableTile
+    splits: int
+
+
+def candidates(problem: Problem, a_kind: str) -> list[Candidate]:
+    """What fits the device, the cheapest first; a tile has fewer stages where shared memory is short."""
     tokens = next((t for t in _BY_TOKENS if t >= problem.m), max(_BY_TOKENS))
-    for full in _BY_TOKENS[tokens]:
+    found: list[Candidate] = []
+    for full, rate in _BY_TOKENS[tokens].items():
         fitting = (full.with_stages(stages) for stages in range(full.stages, _FEWEST_STAGES - 1, -1))
         tile = next((t for t in fitting if t.shared_bytes(a_kind) <= problem.device.shared_bytes), None)
         splits = 1
         while tile is not None and splits <= min(_MOST_SPLITS, tile.max_splits(problem.k)):
-            yield tile, splits
+            found.append(Candidate(_cost(problem, a_kind, tile, rate, splits), tile, splits))
             splits *= 2
+    return sorted(found, key=lambda candidate: candidate.us)
 
 
-def cost(problem: Problem, a_kind: str, tile: PortableTile, splits: int) -> float:
-    """Estimated microseconds."""
+def _cost(problem: Problem, a_kind: str, tile: PortableTile, rate: float, splits: int) -> float:
+    """Estimated microseconds; ``rate``: weights that a multiprocessor takes in a microsecond."""
     device = problem.device
     blocks = tile.blocks(problem.m, problem.n, splits) / device.multiprocessors  # of one of them
     fitting = device.shared_bytes_of_multiprocessor // (tile.shared_bytes(a_kind) + _RESERVED_BYTES)
     together = min(max(1, fitting), tile.blocks_per_sm, ceil(blocks))
     weights = tile.block_n * ceil_div(ceil_div(problem.k, tile.block_k), splits) * tile.block_k
-    busiest = max(1.0, blocks) if together > 1 else ceil(blocks)
-    rate = _WEIGHTS_PER_US[tile.token_tiles] * (1.0 if together > 1 else _ALONE)
-    if tile.token_tiles > 1:  # narrow blocks fetch the same tokens more often: 0.94 at 64 rows, 0.88 at 32
-        rate *= 1.1 * (tile.block_n + 32) / (tile.block_n + 48)
-    waves = ceil(blocks / together)
-    return _START_US + busiest * weights / rate + _WAVE_US * (waves - 1) + (_SPLIT_US if splits > 1 else 0.0)
+    busy = _BUSIEST * ceil(blocks) + (1 - _BUSIEST) * max(1.0, blocks)
+    handing = _SPLIT_US + splits * (_PART_US + _SUM_US * problem.m * problem.n) if splits > 1 else 0.0
+    return _START_US + busy * weights / rate + _WAVE_US * (ceil(blocks / together) - 1) + handing
 
 
 def choose_portable(problem: Problem, a_kind: str) -> tuple[PortableTile, int, str]:
     """(tile, splits, why); ``a_kind`` is what the kernel gets, after a possible pass over the activations."""
-    tile, splits = min(candidates(problem, a_kind), key=lambda found: cost(problem, a_kind, *found))
+    _, tile, splits = candidates(problem, a_kind)[0]
     blocks = counted(tile.blocks(problem.m, problem.n, splits), "block")
     why = f"{blocks} of {tile.block_n} rows x {tile.block_m} tokens on {problem.device.multiprocessors} multiprocessors"
     return tile, splits, why + (f", k in {splits} parts" if splits > 1 else "")
@@ -84,7 +95,7 @@ def portable_specs() -> Iterator[KernelSpec]:
     for tiles in _BY_TOKENS.values():
         for tile in tiles:
             yield tile.spec("bfloat16", "nvfp4", Alignment())
-    few, some = _BY_TOKENS[16][0], _BY_TOKENS[64][0]
+    few, some = next(iter(_BY_TOKENS[16])), next(iter(_BY_TOKENS[64]))
     for tile in (few, some):
         yield tile.spec("bfloat16", "prepacked", Alignment())
         yield tile.spec("float16", "prepacked", Alignment())

@@ -12,6 +12,7 @@ inline void emulate_copy(u32 to, const void* from, u32 size, u32 valid) {
 }
 
 inline void cp_async_16(u32 to, const void* from) { emulate_copy(to, from, 16, 16); }
+inline void cp_async_16_line(u32 to, const void* from) { emulate_copy(to, from, 16, 16); }
 inline void cp_async_16(u32 to, const void* from, u32 valid) { emulate_copy(to, from, 16, valid); }
 inline void cp_async_8(u32 to, const void* from) { emulate_copy(to, from, 8, 8); }
 inline void cp_async_8(u32 to, const void* from, u32 valid) { emulate_copy(to, from, 8, valid); }
