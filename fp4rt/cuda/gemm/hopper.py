@@ -36,8 +36,8 @@ _CHUNK_FRAGMENTS = 4  # of 16 columns
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
 _TILE_OUT_BYTES = TILE_ROWS * 2  # of one token's results of a row tile
 # Measured on an H200, in cycles of a multiprocessor
-_DECODING_CYCLES = 206  # of 64 rows' weights of a chunk, where nothing hides it
-_SHARING_CYCLES = 5000  # clearing the counters, meeting at them
+_DECODING_CYCLES = 185  # of 64 rows' weights of a chunk, where nothing hides it
+_SHARING_CYCLES = 7000  # clearing the counters, meeting at them
 _LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
 _SHARED_BYTES_A_CYCLE = 11.4  # of sums that a multiprocessor hands to others, while all do
 _ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up

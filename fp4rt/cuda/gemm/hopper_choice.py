@@ -35,7 +35,7 @@ _MAX_ROW_TILES = 16
 _PREFILL_TOKENS = 16  # a prefill tile's tokens are a multiple of it
 _MOST_TOKENS = 256  # of a prefill tile
 _MOST_SMALL_STAGES = 6
-_MOST_OWN_TOKEN_TILES = 14  # of small tiles with rows of their own: beyond, registers run out
+_MOST_OWN_TOKEN_TILES = 12  # of small tiles with rows of their own: beyond, registers run out
 _ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
 _RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
@@ -45,7 +45,7 @@ _DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slo
 # Cycles, measured on an H200 at its usual clocks
 _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
 _MOST_BYTES = 40.0  # and while few do
-_DECODE_CYCLES = 93  # a warp decodes one row tile's chunk, loads and descriptors included
+_DECODE_CYCLES = 80  # a warp decodes one row tile's chunk, loads and descriptors included
 _LAUNCH_CYCLES = 8000
 _TILE_CYCLES = 5000  # first loads and results of a prefill tile
 _SMALL_TILE_CYCLES = 3000  # and of a small one
@@ -144,8 +144,8 @@ def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
     """Row tiles a block so that the last wave is full; around 110 KB of weights under way, best first."""
     rows = ceil_div(n, TILE_ROWS)
     row_tiles = min(range(_MAX_ROW_TILES, 0, -1), key=lambda r: ceil_div(ceil_div(rows, r), multiprocessors) * r)
-    most_k_warps = max(w for w in (1, 2, 4, 8) if w * row_tiles <= _MAX_ROW_TILES)
-    usual_groups = 4 if row_tiles <= 4 else 2 if row_tiles <= 8 else 1
+    most_k_warps = 8 if row_tiles == 1 else max(w for w in (1, 2, 4) if w * row_tiles <= _MAX_ROW_TILES)
+    usual_groups = 4 if row_tiles <= 4 and m <= 8 else 2 if row_tiles <= 8 else 1
     found: list[tuple[int, DecodeTile]] = []
     for k_warps in {most_k_warps, max(1, most_k_warps // 2)}:
         for stage_groups in (1, 2, 4):
