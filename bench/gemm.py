@@ -34,6 +34,7 @@ from fp4rt.cuda.kernel import device_attribute, device_target
 SHAPES = ((28672, 8192), (8192, 28672), (8192, 8192), (4096, 4096))
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
 FEWER_TOKENS = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+POWERS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 UNPACKED_TOKENS = (1, 8, 16, 64)
 CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
@@ -57,7 +58,7 @@ class Kind:
 KINDS = (
     Kind("bf16", "bfloat16", True, TOKENS),
     Kind("fp16", "float16", True, FEWER_TOKENS),
-    Kind("nvfp4", "nvfp4", True, FEWER_TOKENS),
+    Kind("nvfp4", "nvfp4", True, POWERS),
     Kind("bf16, not prepacked", "bfloat16", False, UNPACKED_TOKENS),
 )
 

@@ -38,9 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     dequantize_activations(const __grid_constant__ DequantizeActivationsArguments args) {
     start_dependents();
     const u32 row_pieces = 2 * args.blocks;
-    const u32 spans = (row_pieces + PIECES * THREADS - 1) / (PIECES * THREADS);  // blocks of threads a row
-    const i64 row = blockIdx.x / spans;
-    const u32 first = blockIdx.x % spans * (PIECES * THREADS) + threadIdx.x;
+    const i64 row = blockIdx.x;
+    const u32 first = blockIdx.y * (PIECES * THREADS) + threadIdx.x;
 
     const ScaleRows scales(args.scales, args.layout, args.columns);
     const u8* const codes = args.codes + row * args.columns * 8;

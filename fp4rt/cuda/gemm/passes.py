@@ -48,7 +48,7 @@ def _prepared(
     m, k = shape
     blocks = ceil_div(k, BLOCK)
     align = alignment_of(misalignment, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
-    return _spec(align).on(device), (m * ceil_div(blocks, THREADS), 1, 1), (m, blocks, columns, layout)
+    return _spec(align).on(device), (m, ceil_div(blocks, THREADS), 1), (m, blocks, columns, layout)
 
 
 def repack(b: QuantizedViews, to: int, stream: int) -> None:
