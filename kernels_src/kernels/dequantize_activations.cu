@@ -24,10 +24,8 @@ struct DequantizeActivationsArguments {
 };
 
 constexpr u32 THREADS = 128;
-constexpr u32 PIECES = 2;
-static_assert(PIECES == 2, "the launcher counts on a block of 16 columns for each thread");
 
-// Defined by the launcher: ALIGN, the bytes that `codes` is a multiple of: 4 or 1.
+// Defined by the launcher: PIECES; ALIGN, the bytes that `codes` is a multiple of: 4 or 1.
 
 __device__ __forceinline__ u32 load_word(const u8* from) {
     if constexpr (ALIGN == 4) return load_4(from);

@@ -20,15 +20,18 @@ __all__ = ["activation_specs", "dequantize_activations", "repack"]
 ARGUMENTS = argument_struct("kernels/dequantize_activations.cu", "DequantizeActivationsArguments")
 THREADS = 128
 _ALIGNMENTS = (4, 1)
+_PIECES = (2, 4)  # of 8 columns a thread: of few activations, and of many
+_MANY_BLOCKS = 1 << 16  # of 16 columns; from here on half as many threads are faster
 
 
-def _spec(align: int) -> KernelSpec:
-    return KernelSpec("kernels/dequantize_activations.cu", "dequantize_activations", (("ALIGN", align),))
+def _spec(align: int, pieces: int) -> KernelSpec:
+    defines = (("ALIGN", align), ("PIECES", pieces))
+    return KernelSpec("kernels/dequantize_activations.cu", "dequantize_activations", defines)
 
 
 def activation_specs() -> list[KernelSpec]:
     """Every compilation of dequantize_activations.cu."""
-    return [_spec(align) for align in _ALIGNMENTS]
+    return [_spec(align, pieces) for align in _ALIGNMENTS for pieces in _PIECES]
 
 
 def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
@@ -48,7 +51,9 @@ def _prepared(
     m, k = shape
     blocks = ceil_div(k, BLOCK)
     align = alignment_of(misalignment, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
-    return _spec(align).on(device), (m, ceil_div(blocks, THREADS), 1), (m, blocks, columns, layout)
+    pieces = _PIECES[m * blocks >= _MANY_BLOCKS]
+    spans = ceil_div(2 * blocks, pieces * THREADS)
+    return _spec(align, pieces).on(device), (m, spans, 1), (m, blocks, columns, layout)
 
 
 def repack(b: QuantizedViews, to: int, stream: int) -> None:
