@@ -8,14 +8,14 @@ blocks that work on neighbouring rows read neighbouring memory at the same time:
 
 Codes. In a chunk, lane ``4 * g + t`` owns 16 bytes = 4 words; word ``j`` is one operand fragment of the tensor cores'
 16 x 16 tile: rows ``g + 8 * rr``, columns ``16 * j + 8 * kk + 2 * t + h`` (rr, kk, h in {0, 1}). The codes ``s eem``
-(sign, two exponent bits, mantissa) with ``q = rr + 2 * kk`` lie in the half-word h, bits 16h + ::
+(sign, two exponent bits, mantissa) with ``q = rr + 2 * kk`` lie in half-word h::
 
-    bit   15 14 13 12   11 10 9   8 7 6   5 4 3   2 1 0
-    s of q = 0  2  3  1    eem of q = 3       0       1       2
+    bit 16h +     15    14    13    12    11..9   8..6    5..3    2..0
+                  s 0   s 2   s 3   s 1   eem 3   eem 0   eem 1   eem 2      of the code with this q
 
-bf16 has its lowest exponent bits and its first mantissa bit at 8 ... 6, fp16 at 11 ... 9, both the sign at 15. Of all
-orders this one takes the fewest instructions to bring each code there for bf16, and few for fp16
-(``kernels_src/mma/prepacked_fragments.cuh``).
+bf16 has its lowest exponent bits and its first mantissa bit at 8 ... 6, fp16 at 11 ... 9, both the sign at 15. In this
+order few instructions bring the codes there (``kernels_src/mma/prepacked_fragments.cuh``): two of four lie as bf16
+wants them or a shift away, and one selection of bits does for the two others.
 
 Scales. A non-negative e4m3 byte is kept as e5m3 with bias 22, in which all its values are normal numbers: the four
 scales of a row and a chunk make one word, two of them (j = 0, 2) at bits 11:4 and 27:20, the others (j = 1, 3) there
