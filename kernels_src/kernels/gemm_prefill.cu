@@ -41,6 +41,8 @@ constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 GROUP_BARRIER = 1;  // and the next one, for the second warpgroup
 constexpr u32 NO_STAGE = ~0u;
+// CUDA 12 compilers find no register for alpha in the loop of the tallest tiles.
+constexpr bool ALPHA_LATE = ROW_BLOCKS > 1 && __CUDACC_VER_MAJOR__ < 13;
 
 using Results = TransposedResults<4, OUT_TOKENS>;
 using Shared = SharedTiles<CONSUMER_GROUPS, CLUSTER_BLOCKS, ROW_BLOCKS * SUMS>;
@@ -184,7 +186,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             if (group_thread == 0) mbarrier_arrive(rings.activations.empty(stage));
         }
     };
-    const float alpha = gemm_alpha(args.gemm);
+    float alpha = ALPHA_LATE ? 0.0f : gemm_alpha(args.gemm);
     const u32 tokens = uniform(wgmma_tile_low(base));
 
     u32 codes[ROW_BLOCKS], scales[ROW_BLOCKS];
@@ -280,6 +282,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         if constexpr (K_CLUSTER == 1) {
             if (tile.shared != NOT_SHARED && !shared.add(tiles, tile.shared, sums[0])) continue;
         }
+        if (ALPHA_LATE) alpha = gemm_alpha(args.gemm);
         const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, 0);
         const bool transposed = leaves_transposed(args.gemm);
         const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
