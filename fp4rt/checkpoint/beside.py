@@ -13,6 +13,8 @@ from fp4rt.errors import CheckpointError
 
 __all__ = ["check_beside", "refuse_existing"]
 
+LISTED = 4
+
 
 def check_beside(target: Path, content: bytes, overwrite: bool) -> Path:
     """The configuration's place beside the file ``target``; it may be written with ``content``.
@@ -24,10 +26,10 @@ def check_beside(target: Path, content: bytes, overwrite: bool) -> Path:
     if beside.is_file() and beside.read_bytes() == content:
         return beside
     if os.path.lexists(beside):
-        other = next((path for path in sorted(target.parent.glob(f"*{SUFFIX}")) if _is_described(path, target)), None)
-        if other is not None:
+        described = _described(target)
+        if described:
             raise CheckpointError(
-                f"{beside}: exists already, describes {other.name}, and would have to say something else for "
+                f"{beside}: exists already, {described}, and would have to say something else for "
                 f"{target.name}; write {target.name} to a folder of its own"
             )
     refuse_existing(beside, overwrite)
@@ -46,12 +48,27 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
         raise CheckpointError(f"{path}: exists already; name another file, or overwrite it (--overwrite)")
 
 
-def _is_described(path: Path, target: Path) -> bool:
-    """Whether a file of the folder is in the format that the configuration belongs to, as far as one can see."""
-    if path.name == target.name:
-        return False
-    try:
-        store = Store(path)
-        return detect(store, read_configuration(store)) is MODELOPT
-    except (CheckpointError, OSError):
-        return True
+def _described(target: Path) -> str:
+    """Which other files the configuration describes, in words; those that cannot be read only where no other does."""
+    described, unclear = [], []
+    for path in sorted(target.parent.glob(f"*{SUFFIX}")):
+        if path.name == target.name:
+            continue
+        try:
+            if path.stat().st_size == 0:
+                continue
+            store = Store(path)
+            try:
+                if detect(store, read_configuration(store)) is MODELOPT:
+                    described.append(path.name)
+            finally:
+                store.close()
+        except (CheckpointError, OSError):
+            unclear.append(path.name)
+    if described:
+        return f"describes {_listed(described)}"
+    return f"may describe {_listed(unclear)} (not readable as a checkpoint)" if unclear else ""
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")

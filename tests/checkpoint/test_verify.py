@@ -288,6 +288,34 @@ def test_a_second_file_in_a_folder_does_not_take_the_first_one_s_configuration(t
     assert beside.read_bytes() != kept
 
 
+@pytest.mark.parametrize(
+    "others, said",
+    [
+        ({"a": b""}, r"describes x\.safetensors,"),
+        ({"a": b"no safetensors file"}, r"describes x\.safetensors,"),
+        ({"x": b"harmed"}, r"may describe x\.safetensors \(not readable as a checkpoint\),"),
+        ({"x": b""}, r"hf_quant_config\.json: exists already; name another file"),
+    ],
+    ids=["empty", "broken", "only a broken one", "only an empty one"],
+)
+def test_a_configuration_is_said_to_describe_a_file_in_its_format(others, said, tmp_path):
+    q = fp4rt.quantize(np.ones((2, 16), np.float32), layout="linear")
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q})
+    for name, content in others.items():
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.save(tmp_path / "y.safetensors", {"w": q, "head.weight": np.ones((2, 16), np.float32)})
+
+
+def test_a_configuration_may_describe_several_files_and_few_are_named(tmp_path):
+    q = fp4rt.quantize(np.ones((2, 16), np.float32), layout="linear")
+    for number in range(5):
+        checkpoint.save(tmp_path / f"x{number}.safetensors", {"w": q})
+    wanted = "describes " + ", ".join(f"x{number}.safetensors" for number in range(4)) + ", ..., and would"
+    with pytest.raises(CheckpointError, match=wanted):
+        checkpoint.save(tmp_path / "y.safetensors", {"w": q, "head.weight": np.ones((2, 16), np.float32)})
+
+
 def test_save_refuses_names_and_dtypes_that_do_not_exist(tmp_path):
     q = fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")
     with pytest.raises(CheckpointError, match="two tensors would be called 'w.weight'"):
