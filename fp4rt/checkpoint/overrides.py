@@ -38,8 +38,13 @@ if sys.version_info >= (3, 11):
 else:  # pragma: no cover
     import tomli as tomllib
 
-__all__ = ["Overrides", "read_overrides"]
+__all__ = ["EXAMPLE", "Overrides", "read_overrides"]
 
+EXAMPLE = """\
+[[layer]]
+match = "*.mlp.*"
+method = "mse"        # or percentile = 99.9, or quantize = false"""
+FORM = '[[layer]] with match = "GLOB" and method = "mse", percentile = 99.9 or quantize = false chooses for some layers'
 RULE_KEYS = {"match", "method", "percentile", "quantize"}
 
 
@@ -87,10 +92,10 @@ def read_overrides(path: str | os.PathLike[str]) -> Overrides:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not valid TOML: {error}") from None
+    _check_keys(path, table, {"layer", "method", "percentile"}, f"; {FORM}")
     rules = table.pop("layer", [])
     if not isinstance(rules, list):
         raise CheckpointError(f"{path}: layer must be a list of tables, [[layer]]")
-    _check_keys(path, table, RULE_KEYS - {"match", "quantize"})
     default = _method(path, table) if table else None
     return Overrides(path, default, tuple(_rule(path, rule) for rule in rules))
 
@@ -114,7 +119,7 @@ def _method(path: Path, table: dict[str, Any]) -> Method:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def _check_keys(path: Path, table: dict[str, Any], known: set[str]) -> None:
+def _check_keys(path: Path, table: dict[str, Any], known: set[str], form: str = "") -> None:
     for key in table:
         if key not in known:
-            raise CheckpointError(f"{path}: unknown key {printable(key)}; known are {', '.join(sorted(known))}")
+            raise CheckpointError(f"{path}: unknown key {printable(key)}; known are {', '.join(sorted(known))}{form}")

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from fp4rt.checkpoint.overrides import EXAMPLE
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli.bench import bench
 from fp4rt.cli.compile import compile_kernels
@@ -36,7 +37,8 @@ app = typer.Typer(
 )
 UsageError: Any = typer.BadParameter.__base__  # click's, or the one that a newer typer brings along
 
-app.command(epilog=RULES)(quantize)
+# \b keeps the lines of a paragraph as they are.
+app.command(epilog=f"{RULES}\n\nA FILE of --overrides, the last rule that matches decides:\n\n\b\n{EXAMPLE}")(quantize)
 for command in (dequantize, convert, inspect, verify, doctor, coverage, bench):
     app.command()(command)
 app.command("compile")(compile_kernels)

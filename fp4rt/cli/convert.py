@@ -66,7 +66,7 @@ def quantize(
     method: Annotated[str, typer.Option("--method", metavar="METHOD", help=", ".join(METHODS))] = METHODS[0],
     percentile: Annotated[float, typer.Option("--percentile", help="For the method percentile.")] = DEFAULT_PERCENTILE,
     overrides: Annotated[
-        Path | None, typer.Option("--overrides", metavar="FILE", help="TOML file with methods by layer.")
+        Path | None, typer.Option("--overrides", metavar="FILE", help="TOML file with methods by layer; see below.")
     ] = None,
     include: Annotated[
         list[str] | None, typer.Option("--include", metavar="PATTERN", help="Take what matches.")

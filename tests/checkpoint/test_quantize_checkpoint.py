@@ -401,6 +401,8 @@ def test_overrides_choose_by_layer_and_the_last_rule_wins(model, tmp_path):
     [
         ("method = 'best'", "unknown method 'best'"),
         ("nonsense = 1", "unknown key 'nonsense'"),
+        ("'*.mlp.*' = 'mse'", r"known are layer, method, percentile; \[\[layer\]\] with match = \"GLOB\" and method ="),
+        ("[[layer]]\nmatch = '*'\nx = 1", "unknown key 'x'; known are match, method, percentile, quantize$"),
         ("[[layer]]\nmethod = 'mse'", "needs match"),
         ("[[layer]]\nmatch = '*'\nquantize = 'no'", "true or false"),
         ("[[layer]]\nmatch = '*'\npercentile = 101", "percentile must lie"),

@@ -18,6 +18,8 @@ from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
 from fp4rt.checkpoint import detect
 from fp4rt.checkpoint.folder import read_json
+from fp4rt.checkpoint.methods import Method
+from fp4rt.checkpoint.overrides import Rule, read_overrides
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli import run
 
@@ -344,6 +346,14 @@ def test_an_interrupt_ends_with_130_as_the_help_says(quantized, capsys, monkeypa
 def test_help_of_quantize_explains_what_is_taken(capsys):
     assert fp4rt_command("quantize", "--help") == 0
     assert " ".join(RULES.split()) in " ".join(capsys.readouterr().out.split())
+
+
+def test_help_of_quantize_shows_overrides_that_work(model, tmp_path, capsys):
+    assert fp4rt_command("quantize", "--help") == 0
+    _, found, example = capsys.readouterr().out.partition("[[layer]]\n")
+    (tmp_path / "o.toml").write_text(found + example)
+    assert read_overrides(tmp_path / "o.toml").rules == (Rule("*.mlp.*", Method("mse")),)
+    assert fp4rt_command("quantize", model, tmp_path / "q", "--overrides", tmp_path / "o.toml", "--dry-run") == 0
 
 
 def test_usage_errors_have_status_two(capsys):
