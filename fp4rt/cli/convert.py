@@ -61,10 +61,17 @@ def quantize(
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help=", ".join(FORMATS))] = MODELOPT.name,
     recipe: Annotated[str, typer.Option("--recipe", metavar="RECIPE", help=", ".join(RECIPES))] = RECIPES[0],
     input_amax: Annotated[
-        float, typer.Option("--input-amax", help="w4a4: largest activation magnitude to expect, for input_scale.")
-    ] = AMAX_TARGET,
+        float | None,
+        typer.Option(
+            "--input-amax",
+            help=f"w4a4: largest activation magnitude to expect, for input_scale.  [default: {AMAX_TARGET:g}]",
+        ),
+    ] = None,
     method: Annotated[str, typer.Option("--method", metavar="METHOD", help=", ".join(METHODS))] = METHODS[0],
-    percentile: Annotated[float, typer.Option("--percentile", help="For the method percentile.")] = DEFAULT_PERCENTILE,
+    percentile: Annotated[
+        float | None,
+        typer.Option("--percentile", help=f"For the method percentile.  [default: {DEFAULT_PERCENTILE:g}]"),
+    ] = None,
     overrides: Annotated[
         Path | None, typer.Option("--overrides", metavar="FILE", help="TOML file with methods by layer; see below.")
     ] = None,
@@ -92,10 +99,15 @@ def quantize(
     """
     with usage():
         _check_choice("recipe", recipe, RECIPES)
-        if not 0 < input_amax < math.inf:
+        if input_amax is not None and not 0 < input_amax < math.inf:
             raise CheckpointError(f"--input-amax must be positive and finite, got {input_amax}")
+        if input_amax is not None and recipe != "w4a4":
+            raise CheckpointError(f"--input-amax needs --recipe w4a4, the recipe is {recipe}; add that or drop it")
         scale_layout(format_named(to), layout)
-        chosen = Method(method, percentile)
+        chosen = Method(method, DEFAULT_PERCENTILE if percentile is None else percentile)
+        if percentile is not None and method != "percentile" and not compare:
+            wanted = "--percentile needs --method percentile, or --compare"
+            raise CheckpointError(f"{wanted}, the method is {method}; add one of them or drop it")
         check_ending("--plot", plot, PICTURES)
         check_target(target)
         if compare and dry_run:
@@ -112,7 +124,7 @@ def quantize(
         form=to,
         layout=layout,
         activations=recipe == "w4a4",
-        input_amax=input_amax,
+        input_amax=AMAX_TARGET if input_amax is None else input_amax,
         selection=Selection(tuple(include or ()), tuple(exclude or ()), pad),
         method=chosen,
         override=rules,
@@ -158,9 +170,13 @@ def convert(
         typer.Option("--fuse", metavar="NAME=PART,PART", help="Join layers by rows: qkv_proj=q_proj,k_proj,v_proj."),
     ] = None,
     fused_scales: Annotated[
-        str,
-        typer.Option("--fused-scales", metavar="MODE", help="Different global scales: keep each, or rescale to one."),
-    ] = FUSE_MODES[0],
+        str | None,
+        typer.Option(
+            "--fused-scales",
+            metavar="MODE",
+            help=f"Different global scales: keep each, or rescale to one.  [default: {FUSE_MODES[0]}]",
+        ),
+    ] = None,
     jobs: Jobs = 1,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -172,9 +188,12 @@ def convert(
         _check_choice("format", to, (*FORMATS, *FLOATS))
         if to in FORMATS:
             scale_layout(format_named(to), layout)
-        _check_choice("way to fuse scales", fused_scales, FUSE_MODES)
+        mode = FUSE_MODES[0] if fused_scales is None else fused_scales
+        _check_choice("way to fuse scales", mode, FUSE_MODES)
         groups = _fuse_groups(fuse or [])
-    extra = {"layout": layout, "fuse": groups, "fused_scales": fused_scales}
+        if fused_scales is not None and not groups:
+            raise CheckpointError("--fused-scales needs --fuse, which names the layers to join; add that or drop it")
+    extra = {"layout": layout, "fuse": groups, "fused_scales": mode}
     _convert(source, target, to, form, jobs, overwrite, dry_run, verbose, as_json, **extra)
 
 

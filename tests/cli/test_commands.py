@@ -125,6 +125,26 @@ def test_clipped_blocks_are_said_aloud(tmp_path, capsys):
     assert "1 block is clipped" in captured.err
 
 
+def test_options_of_one_recipe_and_method_reach_it_and_have_their_defaults_without(tmp_path, capsys):
+    rng = np.random.default_rng(3)
+    source = tmp_path / "in.safetensors"
+    checkpoint.save(source, {"a.weight": rng.standard_normal((64, 64), np.float32)})
+
+    def quantize(name, *options):
+        assert fp4rt_command("quantize", source, tmp_path / name, "--json", *options) == 0
+        report = json.loads(capsys.readouterr().out)
+        return report["shards"][0]["tensors"][0], checkpoint.open(tmp_path / name)
+
+    _, default = quantize("a", "--recipe", "w4a4")
+    _, given = quantize("b", "--recipe", "w4a4", "--input-amax", "5.25")
+    assert default["a.input_scale"] == 1
+    assert given["a.input_scale"] == np.float32(5.25 / 2688)
+    assert quantize("c", "--method", "percentile")[0]["method"] == "percentile 99.99"
+    assert quantize("d", "--method", "percentile", "--percentile", "50")[0]["method"] == "percentile 50"
+    compared = [quantize(name, "--compare", *more)[0] for name, more in (("e", ()), ("f", ("--percentile", "50")))]
+    assert compared[0]["methods"]["percentile"] != compared[1]["methods"]["percentile"]  # it is one of the others
+
+
 @pytest.mark.parametrize("to", ["compressed-tensors", "comfy", "bf16"])
 def test_convert_and_verify_against_the_source(to, quantized, tmp_path, capsys):
     assert fp4rt_command("convert", quantized, tmp_path / "x", "--to", to) == 0
