@@ -15,6 +15,8 @@ from fp4rt.cli.console import WRONG_USAGE, fail, failing
 
 __all__ = ["bench"]
 
+PROJECT = 'name = "fp4rt"'  # line of pyproject.toml
+
 
 @failing
 def bench(
@@ -22,11 +24,14 @@ def bench(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to it.")] = None,
 ) -> None:
     """List the benches, or run one. They are scripts of the repository and not part of an installed package."""
-    folder = Path(fp4rt.__file__).resolve().parent.parent / "bench"
+    folder = _benches()
     support = _support(folder / "__main__.py")
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in support}
     if not scripts:
-        fail(f"no benches in {folder}: they are scripts of the source repository; run this from a checkout of it")
+        fail(
+            f"no benches in {folder}: they are scripts of the source repository; run this from a checkout of it, "
+            "or `python -m bench` there"
+        )
     if name is None:
         for stem, path in scripts.items():
             print(f"{stem:24} {_summary(path)}")
@@ -35,6 +40,20 @@ def bench(
         fail(f"no bench called {name!r}; there are {', '.join(scripts)}", WRONG_USAGE)
     done = subprocess.run([sys.executable, "-m", f"bench.{name}", *(arguments or ())], cwd=folder.parent)
     raise typer.Exit(done.returncode)
+
+
+def _benches() -> Path:
+    """The folder beside the package, or where an installed package has none, that of the checkout one stands in."""
+    beside, here = Path(fp4rt.__file__).resolve().parent.parent, Path.cwd()
+    return (here if not _is_checkout(beside) and _is_checkout(here) else beside) / "bench"
+
+
+def _is_checkout(folder: Path) -> bool:
+    """Whether a folder is a checkout of fp4rt; another project may have a folder called bench."""
+    project = folder / "pyproject.toml"
+    if not project.is_file() or not (folder / "bench" / "__main__.py").is_file():
+        return False
+    return PROJECT in project.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _support(path: Path) -> tuple[str, ...]:

@@ -343,6 +343,30 @@ def test_bench_lists_the_scripts_of_the_checkout(capsys):
     assert "no bench called 'nothing'" in capsys.readouterr().err
 
 
+def test_an_installed_package_finds_the_benches_of_the_checkout_one_stands_in(tmp_path, capsys, monkeypatch):
+    site = tmp_path / "site-packages"
+    monkeypatch.setattr(fp4rt, "__file__", str(site / "fp4rt" / "__init__.py"))
+    monkeypatch.chdir(ROOT)
+    assert fp4rt_command("bench") == 0
+    assert {bench.name for bench in BENCHES} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    started, done = [], subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda line, cwd: started.append(cwd) or done)
+    assert fp4rt_command("bench", "gemm") == 0
+    assert started == [ROOT]
+    other = tmp_path / "other"
+    (other / "bench").mkdir(parents=True)
+    (other / "bench" / "__main__.py").touch()
+    (other / "bench" / "own.py").touch()
+    for project in (None, '[project]\nname = "other"\n'):
+        if project:
+            (other / "pyproject.toml").write_text(project)
+        monkeypatch.chdir(other)
+        assert fp4rt_command("bench") == 1
+        error = capsys.readouterr().err
+        assert f"no benches in {site / 'bench'}" in error
+        assert "run this from a checkout of it, or `python -m bench` there" in error
+
+
 def test_version_and_help(capsys):
     assert fp4rt_command("--version") == 0
     assert capsys.readouterr().out == f"fp4rt {fp4rt.__version__}\n"
