@@ -39,7 +39,10 @@ def check_target(path: Path) -> None:
         CheckpointError: it ends so, and no folder of that name exists.
     """
     if path.suffix[1:].isalpha() and path.suffix != SUFFIX and not path.is_dir():
-        raise CheckpointError(f"OUT needs a name that ends with {SUFFIX}, or a folder, got {path}; `mkdir` it first")
+        raise CheckpointError(
+            f"OUT needs a name that ends with {SUFFIX}, or a folder, got {path}; name it {path.with_suffix(SUFFIX)} "
+            f"for a file or {path.with_suffix('')} for a folder (one that ends with {path.suffix} must exist already)"
+        )
 
 
 def check_folder(path: Path | None, made: Path | None = None) -> None:

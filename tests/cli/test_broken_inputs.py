@@ -247,7 +247,9 @@ def test_an_out_that_ends_like_another_file_is_wrong_usage(command, name, tmp_pa
     before = names(tmp_path)
     arguments = [command[0], str(source), str(tmp_path / name), *command[1:]]
     assert run([*arguments, "--overwrite"]) == 2
-    assert f"ends with .safetensors, or a folder, got {tmp_path / name}" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"ends with .safetensors, or a folder, got {tmp_path / name}" in error
+    assert f"name it {tmp_path / 'out.safetensors'} for a file or {tmp_path / 'out'} for a folder (" in error
     assert names(tmp_path) == before
     (tmp_path / name).mkdir()
     assert run(arguments) == 0
