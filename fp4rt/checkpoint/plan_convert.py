@@ -14,12 +14,12 @@ from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, Format, LayerNam
 from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
-from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Join, target_of
+from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Fuse, Join, target_of
 from fp4rt.checkpoint.plan import SCALAR_SHAPES, Plan, format_named, layer_bytes, make_jobs, scale_layout
 from fp4rt.checkpoint.plan_fuse import fuse_layers
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["plan_convert", "plan_dequantize"]
 
@@ -76,7 +76,15 @@ def plan_convert(
         kept,
         configs.kv_cache_algorithm(configuration),
     )
-    return Plan("convert", store, configuration, outcome, make_jobs(store, operations, outcome))
+    plan = Plan("convert", store, configuration, outcome, make_jobs(store, operations, outcome))
+    by_part = [op.target for op in operations.values() if isinstance(op, Fuse) and op.target.fused_rows]
+    if by_part:
+        have = counted(len(by_part), "fused layer has", "fused layers have")
+        plan.notes.append(
+            f"{have} a global scale for each part (as {printable(by_part[0].name.base)}), which a reader must "
+            "apply by rows; --fused-scales rescale makes them one"
+        )
+    return plan
 
 
 def plan_dequantize(store: Store, dtype: str, wanted: str | None = None) -> Plan:

@@ -338,11 +338,16 @@ def test_fusing_equal_scales_is_lossless(tmp_path, files):
         assert np.array_equal(fp4rt.dequantize(fused.load("l.qkv_proj")), whole(path))
         assert fused["l.qkv_proj.bias"].tolist() == [0, 1] * 3
         assert next(row.note for row in report.tensors if row.action == "fused") == "lossless"
+        assert report.notes == []
 
 
 def test_fusing_different_scales_can_keep_them_by_part(tmp_path, files):
     path = files.make(tmp_path / "x.safetensors", parts_of((0.25, 1.0, 0.3), files))
-    checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse=QKV, fused_scales="keep")
+    report = checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse=QKV, fused_scales="keep")
+    assert report.notes == [
+        "1 fused layer has a global scale for each part (as 'l.qkv_proj'), which a reader must apply by rows; "
+        "--fused-scales rescale makes them one"
+    ]
     fused = checkpoint.open(tmp_path / "f.safetensors")
     assert fused["l.qkv_proj.weight_scale_2"].shape == (3,)
     parts = fused.load_parts("l.qkv_proj")
@@ -368,6 +373,7 @@ def test_fusing_by_rescaling_states_its_loss(tmp_path, files):
     assert row.sqnr_db == pytest.approx(10 * np.log10((wanted.astype(np.float64) ** 2).sum() / (error**2).sum()))
     assert np.all(np.abs(error) <= np.abs(wanted) / 16 + 2.0**-9 * 6)  # half a unit of e4m3
     assert "rounded again" in row.note
+    assert report.notes == []
     lost = [FusedParts((), 30.0, 0.5, count).describe() for count in (1, 2)]
     assert lost == ["1 block scale was rounded again: 30.0 dB", "2 block scales were rounded again: 30.0 dB"]
 

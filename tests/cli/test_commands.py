@@ -166,7 +166,12 @@ def test_fuse_joins_layers(quantized, tmp_path, capsys):
     options = ("--fuse", "qkv_proj=q_proj,k_proj,v_proj", "--fused-scales", "rescale")
     assert fp4rt_command("convert", quantized, tmp_path / "x", "--to", "modelopt", *options) == 0
     assert checkpoint.open(tmp_path / "x").load("model.layers.0.self_attn.qkv_proj").shape == (128, 64)
-    assert "fused" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "fused" in out
+    assert "note: " not in out
+    assert fp4rt_command("convert", quantized, tmp_path / "y", "--to", "modelopt", *options[:2]) == 0
+    note = r"^note: \d fused layers have a global scale for each part .* --fused-scales rescale makes them one$"
+    assert len(re.findall(note, capsys.readouterr().out, re.MULTILINE)) == 1
 
 
 def test_verify_fails_for_a_broken_checkpoint(tmp_path, capsys):
