@@ -43,6 +43,7 @@ from fp4rt.backend import PrepackedViews
 from fp4rt.errors import LayoutError
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div, get_layout
+from fp4rt.tensor import check_bytes, check_matrix_shape, check_one_float, check_padded_n
 
 if TYPE_CHECKING:
     from fp4rt.tensor import QuantizedTensor
@@ -129,6 +130,36 @@ class PrepackedWeight:
         padded_n: int,
         version: int = PREPACKED_VERSION,
     ) -> None:
+        """Wrap arrays that exist already; a weight of another version is kept, and refused where it is used.
+
+        Raises:
+            ShapeError: sizes do not agree, or an array is not C-contiguous.
+            DtypeError: an array has another dtype.
+            LayoutError: the layout is unknown.
+            DeviceError: the arrays live on different devices.
+        """
+        if version == PREPACKED_VERSION:
+            _check_parts(data, restored, global_scale, shape, padded_n)
+            layout = get_layout(layout).name
+        self._keep(data, restored, global_scale, shape, layout, padded_n, version)
+
+    @classmethod
+    def trusted(cls, *arguments: Any) -> PrepackedWeight:
+        """The same without any check: for a backend that made the arrays itself."""
+        self = object.__new__(cls)
+        self._keep(*arguments)
+        return self
+
+    def _keep(
+        self,
+        data: Any,
+        restored: Any,
+        global_scale: Any,
+        shape: tuple[int, int],
+        layout: str,
+        padded_n: int,
+        version: int = PREPACKED_VERSION,
+    ) -> None:
         _set(self, "data", data)
         _set(self, "restored", restored)
         _set(self, "global_scale", global_scale)
@@ -195,6 +226,18 @@ class PrepackedWeight:
 _set = object.__setattr__
 
 
+def _check_parts(data: Any, restored: Any, global_scale: Any, shape: tuple[int, int], padded_n: int) -> None:
+    owner = "PrepackedWeight"
+    n, k = check_matrix_shape(shape, f"{owner} needs shape")
+    check_padded_n(owner, (n, k), padded_n, "shape")
+    tiles, records = interop.view(data, "data"), interop.view(restored, "restored")
+    scale = interop.view(global_scale, "global_scale")
+    interop.same_device(tiles, records, scale)
+    check_bytes(owner, "data", tiles, ("uint8",), tiles_shape(n, k))
+    check_bytes(owner, "restored", records, ("uint8",), (*records.shape[:1], RECORD_BYTES))
+    check_one_float(owner, "global_scale", scale)
+
+
 def check_version(weight: PrepackedWeight) -> None:
     """Refuse a weight whose layout this version does not read.
 
@@ -239,7 +282,11 @@ def pack(data: np.ndarray, scales: np.ndarray, k: int) -> tuple[np.ndarray, np.n
 
 
 def unpack(tiles: np.ndarray, restored: np.ndarray, n: int, k: int, padded_n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Undo :func:`pack`: data uint8 (n, padded_n / 2) and row-major scales (n, padded_n / 16); padding is 0."""
+    """Undo :func:`pack`: data uint8 (n, padded_n / 2) and row-major scales (n, padded_n / 16); padding is 0.
+
+    Raises:
+        LayoutError: a record is of a block that the weight does not have.
+    """
     data = np.zeros((n, padded_n // CODES_PER_BYTE), np.uint8)
     scales = np.zeros((n, padded_n // BLOCK), np.uint8)
     words = np.ascontiguousarray(tiles).view("<u4")
@@ -253,6 +300,11 @@ def unpack(tiles: np.ndarray, restored: np.ndarray, n: int, k: int, padded_n: in
         scales[row : row + rows, :blocks] = E4M3_OF_E5M3[e5m3]
     records = np.ascontiguousarray(restored).view(_RECORD).reshape(-1)
     rows_kept, columns = records["row"], records["column_and_scale"] >> 8
+    if np.any(rows_kept >= n) or np.any(columns >= blocks):
+        raise LayoutError(
+            f"prepacked weight of shape {(n, k)} has records of blocks that it does not have; prepack the quantized "
+            "weight again"
+        )
     scales[rows_kept, columns] = records["column_and_scale"] & 0xFF
     data.reshape(n, padded_n // BLOCK, _BLOCK_BYTES)[rows_kept, columns] = records["codes"]
     return data, scales

@@ -14,7 +14,15 @@ from fp4rt.layout import block_columns, data_shape, get_layout, round_up
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["DATA_DTYPES", "SCALE_DTYPES", "QuantizedTensor", "check_matrix_shape", "check_padded_n"]
+__all__ = [
+    "DATA_DTYPES",
+    "SCALE_DTYPES",
+    "QuantizedTensor",
+    "check_bytes",
+    "check_matrix_shape",
+    "check_one_float",
+    "check_padded_n",
+]
 
 # Bytes are reinterpreted, never converted: a float8 array is taken for its bytes.
 DATA_DTYPES = ("uint8", "int8", "float4_e2m1fn_x2")
@@ -86,9 +94,9 @@ class QuantizedTensor:
         known = get_layout(layout)
         views = (interop.view(data, "data"), interop.view(scales, "scales"), interop.view(global_scale, "global_scale"))
         interop.same_device(*views)
-        _check_bytes("data", views[0], DATA_DTYPES, data_shape(m, padded_n))
-        _check_bytes("scales", views[1], SCALE_DTYPES, known.shape(m, block_columns(padded_n)))
-        _check_one_float("global_scale", views[2])
+        check_bytes("QuantizedTensor", "data", views[0], DATA_DTYPES, data_shape(m, padded_n))
+        check_bytes("QuantizedTensor", "scales", views[1], SCALE_DTYPES, known.shape(m, block_columns(padded_n)))
+        check_one_float("QuantizedTensor", "global_scale", views[2])
         _set(self, "data", interop.as_uint8(data))
         _set(self, "scales", interop.as_uint8(scales))
         _set(self, "global_scale", global_scale if views[2].shape == (1,) else global_scale.reshape(1))
@@ -261,28 +269,28 @@ def check_padded_n(function: str, shape: tuple[int, int], padded_n: Any, name: s
     return int(padded)
 
 
-def _check_bytes(name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tuple[int, int]) -> None:
+def check_bytes(owner: str, name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    """An array of bytes of this very shape, C-contiguous; ``owner`` opens the error."""
     if view.dtype not in dtypes:
         raise DtypeError(
-            f"QuantizedTensor needs {name} as one of {', '.join(dtypes)}, got {view.dtype}; "
+            f"{owner} needs {name} as one of {', '.join(dtypes)}, got {view.dtype}; "
             "bytes are reinterpreted, never converted"
         )
     if tuple(view.shape) != shape:
-        raise ShapeError(
-            f"QuantizedTensor needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it"
-        )
+        raise ShapeError(f"{owner} needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it")
     if not view.contiguous:
         raise ShapeError(
-            f"QuantizedTensor needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
+            f"{owner} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
             "pass a contiguous copy"
         )
 
 
-def _check_one_float(name: str, view: ArrayView) -> None:
+def check_one_float(owner: str, name: str, view: ArrayView) -> None:
+    """One fp32 element."""
     if view.dtype != "float32":
-        raise DtypeError(f"QuantizedTensor needs {name} as float32, got {view.dtype}")
+        raise DtypeError(f"{owner} needs {name} as float32, got {view.dtype}")
     elements = 1
     for extent in view.shape:
         elements *= extent
     if elements != 1:
-        raise ShapeError(f"QuantizedTensor needs {name} with one element, got shape {tuple(view.shape)}")
+        raise ShapeError(f"{owner} needs {name} with one element, got shape {tuple(view.shape)}")

@@ -109,7 +109,7 @@ def prepack(b: QuantizedViews, stream: int = 0) -> PrepackedWeight:
     n, k = b.shape
     library = b.data.library
     tiles, restored = prepacked.pack(b.data.bits(), b.layout.unpack(b.scales.bits(), n, b.columns), k)
-    return PrepackedWeight(
+    return PrepackedWeight.trusted(
         interop.from_host(tiles, library),
         interop.from_host(restored, library),
         _one_float(scalar(b.global_scale), library),

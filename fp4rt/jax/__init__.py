@@ -166,7 +166,7 @@ def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[
     """The quantized or prepacked tensor in front of ``arguments``, and the rest of them."""
     data, scales, scale, *rest = arguments
     shape = (settings.get("rows", data.shape[0]), settings["n"])
-    make: Any = PrepackedWeight if settings.get("prepacked") else QuantizedTensor.trusted
+    make: Any = PrepackedWeight.trusted if settings.get("prepacked") else QuantizedTensor.trusted
     return make(data, scales, scale, shape, settings["layout"], settings["padded_n"]), rest
 
 
@@ -211,7 +211,7 @@ def _flatten(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return _parts(q), (q.shape, q.layout, q.padded_n, *version)
 
 
-for _kind, _make in ((QuantizedTensor, QuantizedTensor.trusted), (PrepackedWeight, PrepackedWeight)):
+for _kind, _make in ((QuantizedTensor, QuantizedTensor.trusted), (PrepackedWeight, PrepackedWeight.trusted)):
     jax.tree_util.register_pytree_node(_kind, _flatten, lambda settings, parts, make=_make: make(*parts, *settings))
 for _name, _function in (
     ("quantize", _run_quantize),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp4rt import prepacked
-from fp4rt.errors import LayoutError
+from fp4rt.errors import Fp4rtError, LayoutError
 from fp4rt.format import BLOCK, E2M1, E4M3
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import PrepackedWeight, check_version, pack, tiles_shape, unpack
@@ -147,3 +147,34 @@ def test_a_prepacked_weight_is_frozen_and_takes_0_5625_byte_a_weight() -> None:
     assert weight.nbytes == 64 * 512 * 9 // 16 + 4
     with pytest.raises(AttributeError, match="frozen"):
         weight.shape = (1, 1)
+
+
+@pytest.mark.parametrize(
+    "change, error",
+    [
+        ({"shape": (4096, 4096), "padded_n": 4096}, r"data of shape \(16, 256, 2304\), got \(1, 2, 2304\)"),
+        ({"shape": (9, 9), "padded_n": 16}, r"data of shape \(1, 1, 2304\)"),
+        ({"padded_n": 48}, "padded_n divisible by 16 and not below n = 64, got padded_n = 48"),
+        ({"layout": "rows"}, "unknown scale layout 'rows'"),
+        ({"data": np.zeros((1, 2, 2304), np.float32)}, "data as one of uint8, got float32"),
+        ({"data": np.zeros((1, 2, 4608), np.uint8)[..., ::2]}, "data C-contiguous"),
+        ({"restored": None}, "restored is a builtins.NoneType, not an array"),
+        ({"restored": np.zeros((3, 8), np.uint8)}, r"restored of shape \(3, 16\), got \(3, 8\)"),
+        ({"global_scale": np.ones(2, np.float32)}, "global_scale with one element"),
+    ],
+)
+def test_arrays_that_are_no_such_weight_are_refused(change: dict[str, object], error: str) -> None:
+    tiles, restored = pack(*random_weight(32, 64), 64)
+    scale = np.ones(1, np.float32)
+    parts = {"data": tiles, "restored": restored, "global_scale": scale, "shape": (32, 64), "layout": "linear"}
+    PrepackedWeight(**parts, padded_n=64)
+    with pytest.raises(Fp4rtError, match=error):
+        PrepackedWeight(**{"padded_n": 64, **parts, **change})
+
+
+def test_records_of_blocks_that_the_weight_does_not_have_are_refused() -> None:
+    tiles, _ = pack(*random_weight(32, 64), 64)
+    for row, column in ((32, 0), (0, 4), (2**32 - 1, 0)):
+        record = np.array([row, column << 8, 0, 0], "<u4").view(np.uint8).reshape(1, 16)
+        with pytest.raises(LayoutError, match=r"shape \(32, 64\) has records of blocks that it does not have"):
+            unpack(tiles, record, 32, 64, 64)

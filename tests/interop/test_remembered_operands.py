@@ -200,7 +200,7 @@ def test_a_model_moved_to_another_device_runs_there(launches: Launches, monkeypa
 def test_a_weight_that_speaks_dlpack_is_asked_each_time(producer: Any) -> None:
     tiles = np.zeros(tiles_shape(N, K), np.uint8)
     data = producer(tiles, (1, 8, 1))
-    weight = PrepackedWeight(data, np.zeros((0, 16), np.uint8), np.ones(1, np.float32), (N, K), "linear", K)
+    weight = PrepackedWeight.trusted(data, np.zeros((0, 16), np.uint8), np.ones(1, np.float32), (N, K), "linear", K)
     x = np.ones((2, K), np.float16)
     for calls in (1, 2):
         fp4rt.matmul(x, weight)
@@ -251,7 +251,7 @@ def test_a_foreign_prepacked_weight_is_held_while_work_with_it_is_queued(
         producer(np.zeros((0, 16), np.uint8), (1, 8, 1), **cuda),
         producer(np.ones(1, np.float32), **cuda),
     )
-    weight = PrepackedWeight(*arrays, (N, K), "linear", K)
+    weight = PrepackedWeight.trusted(*arrays, (N, K), "linear", K)
     x = interop.ArrayView(None, "cupy", Device("cuda", 0), "float16", (2, K), (K, 1), 0x1000)
     product, unpacked = lambda: fp4rt.matmul(x, weight, stream=5), lambda: weight.unpack(stream=5)
     for call, read in ((product, [1, 0, 1]), (unpacked, [1, 1, 1])):

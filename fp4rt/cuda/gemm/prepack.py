@@ -61,7 +61,7 @@ def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
         WRITE_RECORDS.on(device.index).launch((ceil_div(n, ROWS_A_BLOCK), 1, 1), (THREADS, 1, 1), args, stream)
     scale = new_memory((1,), "float32", device, stream)
     copy_bytes(scale.pointer, b.global_scale.pointer, 4, device, stream)
-    return PrepackedWeight(
+    return PrepackedWeight.trusted(
         result(tiles, tiles_shape(n, k), "uint8", library),
         result(records, (count, RECORD_BYTES), "uint8", library),
         result(scale, (1,), "float32", library),
