@@ -249,7 +249,9 @@ def explain(a: Any, b: Any, *, measure: bool = False, stream: Any = None) -> Exp
 
 
 def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
-    """Repack a weight once so that :func:`matmul` reads it faster; it then takes the result as ``b``.
+    """Repack a weight once so that :func:`matmul` on a GPU reads it faster; it then takes the result as ``b``.
+
+    On the CPU products take either form, and the plain one faster.
 
     Args:
         b: QuantizedTensor (n, k), any layout.

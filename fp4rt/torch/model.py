@@ -26,7 +26,8 @@ def quantize_model(
     """Replace every selected ``nn.Linear`` of ``model`` by an :class:`NVFP4Linear`, in place.
 
     Args:
-        model: any module; a layer that is used twice is replaced by one layer in both places.
+        model: any module; a layer that is used twice is replaced by one layer in both places. Products take fp16 and
+            bf16 activations: call ``.bfloat16()`` or ``.half()`` on a model of fp32 layers first.
         include: which layers, by dotted name: a shell pattern or several ("*.mlp.*"), or a function of (name, layer);
             None means all.
         exclude: which of these not, in the same form ("lm_head").
@@ -37,11 +38,14 @@ def quantize_model(
         Names of the replaced layers, in the model's order.
 
     Raises:
+        TypeError: ``model`` is no module.
         ValueError: the mode is unknown, the model is itself the only linear layer (there is nothing to replace it in),
             a pattern selects nothing, or ``input_global_scales`` names a layer that was not replaced.
     """
     if mode not in MODES:
         raise ValueError(f"quantize_model needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"quantize_model needs a torch.nn.Module, got {type(model).__name__}")
     if isinstance(model, torch.nn.Linear):
         raise ValueError(
             "quantize_model replaces layers inside a model, got a lone nn.Linear; use NVFP4Linear.from_linear"

@@ -330,6 +330,8 @@ def test_a_selection_that_means_nothing_is_an_error() -> None:
         quantize_model(mlp(), mode="w4a4", input_global_scales={"gate": 1.0})
     with pytest.raises(ValueError, match="got 'int4'"):
         quantize_model(mlp(), mode="int4")
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Module, got NoneType"):
+        quantize_model(None)
 
 
 @pytest.mark.parametrize("mode", ["w4a16", "w4a4"])
