@@ -144,29 +144,15 @@ class PrepackedWeight:
         self._keep(data, restored, global_scale, shape, layout, padded_n, version)
 
     @classmethod
-    def trusted(cls, *arguments: Any) -> PrepackedWeight:
-        """The same without any check: for a backend that made the arrays itself."""
+    def trusted(cls, *parts: Any) -> PrepackedWeight:
+        """The same without any check, from the same arguments: for a backend that made the arrays itself."""
         self = object.__new__(cls)
-        self._keep(*arguments)
+        self._keep(*parts)
         return self
 
-    def _keep(
-        self,
-        data: Any,
-        restored: Any,
-        global_scale: Any,
-        shape: tuple[int, int],
-        layout: str,
-        padded_n: int,
-        version: int = PREPACKED_VERSION,
-    ) -> None:
-        _set(self, "data", data)
-        _set(self, "restored", restored)
-        _set(self, "global_scale", global_scale)
-        _set(self, "shape", shape)
-        _set(self, "layout", layout)
-        _set(self, "padded_n", padded_n)
-        _set(self, "version", version)
+    def _keep(self, *parts: Any) -> None:
+        for name, part in zip(_PARTS, (*parts, PREPACKED_VERSION), strict=False):  # the last where no version is given
+            _set(self, name, part)
         _set(self, "_views", None)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -176,10 +162,7 @@ class PrepackedWeight:
         raise AttributeError(f"PrepackedWeight is frozen; {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrepackedWeight, tuple(
-            getattr(self, name)
-            for name in ("data", "restored", "global_scale", "shape", "layout", "padded_n", "version")
-        )
+        return PrepackedWeight, tuple(getattr(self, name) for name in _PARTS)
 
     def __repr__(self) -> str:
         return f"PrepackedWeight(shape={self.shape}, version={self.version}, {type(self.data).__module__})"
@@ -224,6 +207,7 @@ class PrepackedWeight:
 
 
 _set = object.__setattr__
+_PARTS = ("data", "restored", "global_scale", "shape", "layout", "padded_n", "version")
 
 
 def _check_parts(data: Any, restored: Any, global_scale: Any, shape: tuple[int, int], padded_n: int) -> None:
