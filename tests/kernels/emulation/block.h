@@ -15,6 +15,7 @@
 #include <functional>
 #include <vector>
 
+#define __CUDACC_VER_MAJOR__ 12  // so what CUDA 12 needs is emulated
 #define __device__
 #define __global__
 #define __shared__
