@@ -139,7 +139,7 @@ class PrepackedWeight:
             DeviceError: the arrays live on different devices.
         """
         if version == PREPACKED_VERSION:
-            _check_parts(data, restored, global_scale, shape, padded_n)
+            shape, padded_n = _checked(data, restored, global_scale, shape, padded_n)
             layout = get_layout(layout).name
         self._keep(data, restored, global_scale, shape, layout, padded_n, version)
 
@@ -210,16 +210,18 @@ _set = object.__setattr__
 _PARTS = ("data", "restored", "global_scale", "shape", "layout", "padded_n", "version")
 
 
-def _check_parts(data: Any, restored: Any, global_scale: Any, shape: tuple[int, int], padded_n: int) -> None:
+def _checked(data: Any, restored: Any, global_scale: Any, shape: Any, padded_n: Any) -> tuple[tuple[int, int], int]:
+    """``shape`` and ``padded_n`` as integers, where the arrays are those of such a weight."""
     owner = "PrepackedWeight"
     n, k = check_matrix_shape(shape, f"{owner} needs shape")
-    check_padded_n(owner, (n, k), padded_n, "shape")
+    padded_n = check_padded_n(owner, (n, k), padded_n, "shape")
     tiles, records = interop.view(data, "data"), interop.view(restored, "restored")
     scale = interop.view(global_scale, "global_scale")
     interop.same_device(tiles, records, scale)
     check_bytes(owner, "data", tiles, ("uint8",), tiles_shape(n, k))
     check_bytes(owner, "restored", records, ("uint8",), (*records.shape[:1], RECORD_BYTES))
     check_one_float(owner, "global_scale", scale)
+    return (n, k), padded_n
 
 
 def check_version(weight: PrepackedWeight) -> None:
@@ -351,9 +353,8 @@ def _code_table(q: int) -> np.ndarray:
 
 
 def _rotate(word: np.ndarray, bits: int) -> np.ndarray:
-    """Rotate 32-bit words, held in any unsigned type, left."""
-    wide = word.astype(np.uint64) << np.uint64(bits % 32)
-    return ((wide | wide >> np.uint64(32)) & np.uint64(0xFFFFFFFF)).astype(word.dtype)
+    """Rotate 32-bit words left by 1 ... 31 bits."""
+    return word << np.uint32(bits) | word >> np.uint32(32 - bits)
 
 
 _E5M3_OF_E4M3 = _e5m3_table()

@@ -172,6 +172,13 @@ def test_arrays_that_are_no_such_weight_are_refused(change: dict[str, object], e
         PrepackedWeight(**{"padded_n": 64, **parts, **change})
 
 
+def test_shape_and_columns_are_kept_as_integers() -> None:
+    tiles, restored = pack(*random_weight(32, 64), 64)
+    weight = PrepackedWeight(tiles, restored, np.ones(1, np.float32), [np.int64(32), 64.0], "linear", np.int32(64))
+    assert weight.shape == (32, 64)
+    assert {type(number) for number in (*weight.shape, weight.padded_n)} == {int}
+
+
 def test_records_of_blocks_that_the_weight_does_not_have_are_refused() -> None:
     tiles, _ = pack(*random_weight(32, 64), 64)
     for row, column in ((32, 0), (0, 4), (2**32 - 1, 0)):

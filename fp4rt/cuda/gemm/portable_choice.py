@@ -1,7 +1,7 @@
 """The portable kernel's tile for a product: candidates, cost, minimum.
 
 The cost is a fit to measurements on an H200 (m = 1 ... 256, ten sizes of weights from 1024 x 4096 to 28672 x 8192;
-within 8 % of two thirds of them, and what it chooses is 2 % slower than the fastest on average): full multiprocessors
+within 9 % of two thirds of them, and what it chooses is 2 % slower than the fastest on average): full multiprocessors
 take in so many weights a microsecond, each further wave of blocks fills and drains once more, and parts of k are handed
 to a second kernel. Other architectures are ranked by the same ratios.
 """
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "candidates", "choose_portable", "portable_specs"]
 
 # By the tokens of a block: warps_n, warps_k, row_tiles, pieces, stages, blocks_per_sm, and how many thousand weights a
-# multiprocessor full of such blocks takes in a microsecond.
-_MEASURED = {
+# multiprocessor full of such blocks takes in a microsecond, as fitted.
+_FITTED = {
     8: ((1, 4, 2, 1, 4, 3, 37.2), (1, 4, 1, 1, 4, 4, 38.1), (2, 4, 1, 1, 4, 2, 38.4), (1, 8, 2, 1, 3, 2, 39.2),
         (4, 2, 2, 2, 2, 2, 38.7)),
     16: ((1, 4, 2, 1, 4, 3, 27.4), (1, 4, 1, 1, 3, 4, 24.8), (2, 4, 1, 1, 4, 2, 28.8), (2, 8, 2, 1, 3, 1, 29.5),
@@ -37,7 +37,7 @@ _BY_TOKENS = {
         PortableTile(warps_n, warps_k, row_tiles, tokens // 8, pieces, stages, blocks_per_sm): 1000 * rate
         for warps_n, warps_k, row_tiles, pieces, stages, blocks_per_sm, rate in rows
     }
-    for tokens, rows in _MEASURED.items()
+    for tokens, rows in _FITTED.items()
 }
 _FEWEST_STAGES = 2
 _MOST_SPLITS = 8
