@@ -1,19 +1,20 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for many tokens: bound by the tensor cores.
 // On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER x 64; sm_90a.
 //
-// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps chunks of activations on
-// their way, one the weights; two consumer warpgroups decode weights to registers, the row operand of wgmma, each for
-// half of the rows, one chunk of 64 columns ahead of the products.
+// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps stages of STAGE_CHUNKS
+// chunks of activations on their way, one the weights; two consumer warpgroups decode weights to registers, the row
+// operand of wgmma, each for half of the rows, one stage ahead of the products. Few tokens and one row block have little
+// to multiply in a chunk: two make a stage, so that the products take longer than all that comes between them.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
 // (K_CLUSTER = 2).
 //
-//   shared memory   [ACTIVATION_STAGES][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
+//   shared memory   [ACTIVATION_STAGES][STAGE_CHUNKS][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
 //                   [2][2][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
-// ACTIVATION_STAGES, WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where things lie in shared
-// memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
+// ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where
+// things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"
@@ -36,7 +37,10 @@ constexpr u32 CLUSTER_BLOCKS = CLUSTER * K_CLUSTER;
 static_assert(CLUSTER == 1 || K_CLUSTER == 1, "blocks share tokens or halve k");
 constexpr u32 CONSUMER_GROUPS = 2, GROUP_THREADS = 128;
 constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
-constexpr u32 ACTIVATION_BYTES = TOKENS * CHUNK_COLUMNS * 2;
+constexpr u32 GROUP_STAGES = GROUP_CHUNKS / STAGE_CHUNKS;
+static_assert(GROUP_STAGES % 2 == 0, "the halves of the double buffer take turns, also across groups");
+constexpr u32 CHUNK_TOKEN_BYTES = TOKENS * CHUNK_COLUMNS * 2;
+constexpr u32 ACTIVATION_BYTES = STAGE_CHUNKS * CHUNK_TOKEN_BYTES;
 constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 GROUP_BARRIER = 1;  // and the next one, for the second warpgroup
@@ -58,18 +62,22 @@ struct PrefillRings {
           sums(base + BARRIERS_AT + activations.BYTES + weights.BYTES) {}
 };
 
-// The block's part of a chunk of activations, to an empty stage of all blocks of the cluster.
-__device__ __forceinline__ void send_chunk(const PrepackedGemmArguments& args, u32 base, u32 rank, u32 first_token,
+// The block's part of a stage of activations, to an empty stage of all blocks of the cluster.
+__device__ __forceinline__ void send_stage(const PrepackedGemmArguments& args, u32 base, u32 rank, u32 first_token,
                                            u32 chunk, u32 stage) {
     constexpr u32 PART = TOKENS / CLUSTER;
     const u32 barrier = PrefillRings(base).activations.full(stage);
     const u32 own = CLUSTER > 1 ? rank * PART : 0;
     const u32 to = base + stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2, token = first_token + own;
     mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
-    if constexpr (CLUSTER > 1) {
-        tensor_load_multicast(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier, (1 << CLUSTER) - 1);
-    } else {
-        tensor_load(to, &args.activations, chunk * CHUNK_COLUMNS, token, barrier);
+#pragma unroll
+    for (u32 i = 0; i < STAGE_CHUNKS; ++i) {
+        const u32 to_chunk = to + i * CHUNK_TOKEN_BYTES, column = (chunk + i) * CHUNK_COLUMNS;
+        if constexpr (CLUSTER > 1) {
+            tensor_load_multicast(to_chunk, &args.activations, column, token, barrier, (1 << CLUSTER) - 1);
+        } else {
+            tensor_load(to_chunk, &args.activations, column, token, barrier);
+        }
     }
 }
 
@@ -78,7 +86,7 @@ __device__ __forceinline__ bool sends_activations_first(const PrepackedGemmArgum
     return CLUSTER == 1 && args.dependent == 0;
 }
 
-// One thread: the activations, but the first chunk where that is on its way.
+// One thread: the activations, but the first stage where that is on its way.
 __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
                                                  u32 rank) {
     const PrefillRings rings(base);
@@ -88,10 +96,10 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
     for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);
         u32 chunk = tile.first_group * GROUP_CHUNKS;
-        if (piece == 0 && sends_activations_first(args)) ++chunk, place.advance();
-        for (; chunk < tile.last_group * GROUP_CHUNKS; ++chunk) {
+        if (piece == 0 && sends_activations_first(args)) chunk += STAGE_CHUNKS, place.advance();
+        for (; chunk < tile.last_group * GROUP_CHUNKS; chunk += STAGE_CHUNKS) {
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
-            send_chunk(args, base, rank, tile.first_token, chunk, place.stage);
+            send_stage(args, base, rank, tile.first_token, chunk, place.stage);
             place.advance();
         }
     }
@@ -155,7 +163,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             }
             mbarrier_fence_init();
             if (any && sends_activations_first(args)) {
-                send_chunk(args, base, rank, tile.first_token, tile.first_group * GROUP_CHUNKS, 0);
+                send_stage(args, base, rank, tile.first_token, tile.first_group * GROUP_CHUNKS, 0);
             } else {
                 tensor_map_prefetch(&args.activations);
             }
@@ -198,8 +206,15 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     }
     RingPlace<ACTIVATION_STAGES> activation_place{0, 0};
     RingPlace<WEIGHT_STAGES> weight_place{0, 0};
-    u32 fragments[2][ROW_BLOCKS][16];
+    u32 fragments[2][STAGE_CHUNKS][ROW_BLOCKS][16];
     const u32 barrier = GROUP_BARRIER + group;
+    const auto for_each_block = [](auto action) {  // row block b of chunk i of a stage
+#pragma unroll
+        for (u32 i = 0; i < STAGE_CHUNKS; ++i) {
+#pragma unroll
+            for (u32 b = 0; b < ROW_BLOCKS; ++b) action(i, b);
+        }
+    };
     u32 out_half = 0;
     const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
 
@@ -216,35 +231,39 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         for (u32 k = tile.first_group; k < tile.last_group; ++k) {
             mbarrier_wait(rings.weights.full(weight_place.stage), weight_place.parity);
 #pragma unroll
-            for (u32 c = 0; c < GROUP_CHUNKS; ++c) {
-#pragma unroll
-                for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-                    const u32 stage = weight_place.stage * WEIGHT_BYTES;
+            for (u32 s = 0; s < GROUP_STAGES; ++s) {
+                Words4 words[STAGE_CHUNKS][ROW_BLOCKS];
+                Words2 scale_words[STAGE_CHUNKS][ROW_BLOCKS];
+                for_each_block([&](u32 i, u32 b) {
+                    const u32 c = s * STAGE_CHUNKS + i, stage = weight_place.stage * WEIGHT_BYTES;
                     const u32 chunk_scales = prepacked_scales_offset(c, 0) - prepacked_scales_offset(0, 0);
-                    const Words4 words = load_shared_16(codes[b] + stage + prepacked_codes_offset(c, 0));
-                    const Words2 scale_words = load_shared_8(scales[b] + stage + chunk_scales);
-                    const ChunkScales low = Weights::decode_scales(scale_words.word[0]);
-                    const ChunkScales high = Weights::decode_scales(scale_words.word[1]);
+                    words[i][b] = load_shared_16(codes[b] + stage + prepacked_codes_offset(c, 0));
+                    scale_words[i][b] = load_shared_8(scales[b] + stage + chunk_scales);
+                });
+                for_each_block([&](u32 i, u32 b) {
+                    const ChunkScales low = Weights::decode_scales(scale_words[i][b].word[0]);
+                    const ChunkScales high = Weights::decode_scales(scale_words[i][b].word[1]);
 #pragma unroll
                     for (u32 j = 0; j < 4; ++j) {
-                        decode_fragment<Weights>(words.word[j], low, high, j, fragments[c % 2][b] + 4 * j);
+                        decode_fragment<Weights>(words[i][b].word[j], low, high, j, fragments[s % 2][i][b] + 4 * j);
                     }
-                }
+                });
                 mbarrier_wait(rings.activations.full(activation_place.stage), activation_place.parity);
-                const u32 chunk_tokens = tokens + activation_place.stage * (ACTIVATION_BYTES >> 4);
+                const u32 stage_tokens = tokens + activation_place.stage * (ACTIVATION_BYTES >> 4);
+                if (s + 1 == GROUP_STAGES) mbarrier_arrive(rings.weights.empty(weight_place.stage));  // all is decoded
                 wgmma_fence();
 #pragma unroll
-                for (u32 j = 0; j < 4; ++j) {
+                for (u32 i = 0; i < STAGE_CHUNKS; ++i) {
 #pragma unroll
-                    for (u32 b = 0; b < ROW_BLOCKS; ++b) {
-                        warpgroup_product<A_TYPE, TOKENS>(sums[b], fragments[c % 2][b] + 4 * j,
-                                                          wgmma_tile(chunk_tokens + j * WGMMA_K_STEP));
+                    for (u32 j = 0; j < 4; ++j) {
+                        const u32 at = stage_tokens + i * (CHUNK_TOKEN_BYTES >> 4) + j * WGMMA_K_STEP;
+#pragma unroll
+                        for (u32 b = 0; b < ROW_BLOCKS; ++b) {
+                            warpgroup_product<A_TYPE, TOKENS>(sums[b], fragments[s % 2][i][b] + 4 * j, wgmma_tile(at));
+                        }
                     }
                 }
                 wgmma_commit();
-                if (c + 1 == GROUP_CHUNKS) {  // the products have taken what was loaded: the loads are over
-                    mbarrier_arrive(rings.weights.empty(weight_place.stage));
-                }
                 wgmma_wait<1>();
                 if (read_stage != NO_STAGE) release_activations(read_stage);
                 read_stage = activation_place.stage;

@@ -40,6 +40,7 @@ def hopper_tiles(cases, rng) -> int:
         (SmallTile(5, 8, 1, 3, 2, 2, 1, 4, k_cluster=2), 33),
         (PrefillTile(64, 1, 8, 4, 2, 2, cluster=2), 140),
         (PrefillTile(64, 1, 8, 4, 2, 2, k_cluster=2), 140),
+        (PrefillTile(64, 1, 8, 2, 2, 2, stage_chunks=2), 140),
         (PrefillTile(64, 2, 16, 4, 2, 2), 140),
     )
     b = cases.quantized(rng, 500, 1104)

@@ -225,6 +225,10 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
         PrefillTile(tokens, blocks, 8 * blocks, 4, 2, 2, cluster=cluster, k_cluster=k_cluster)
         for tokens, blocks, cluster, k_cluster in forms
     ]
+    tiles += [PrefillTile(tokens, 1, 8, 3, 2, 2, stage_chunks=2) for tokens in (16, 112, 128)]
+    tiles += [
+        PrefillTile(64, 1, 8, 2, 3, 2, stage_chunks=2, **cluster) for cluster in ({"cluster": 2}, {"k_cluster": 2})
+    ]
     compile_side_by_side(tiles)
     for n, k in ((2056, 4112), (515, 304)):  # the second is not stored transposed
         b = cases.quantized(rng, n, k)

@@ -61,7 +61,7 @@ def test_measured_tiles_are_used_on_the_card_that_they_were_measured_on_and_nowh
 
 def test_a_tile_is_cut_down_to_the_tokens_there_are():
     assert choose_hopper(17, 8192, 8192, H200)[0].max_tokens == 24
-    assert choose_hopper(100, 8192, 8192, H200)[0].tokens == 112
+    assert choose_hopper(200, 8192, 8192, H200)[0].tokens == 112
 
 
 def test_blocks_of_a_cluster_have_one_piece_of_work_each():
@@ -106,8 +106,10 @@ def test_what_a_kernel_cannot_do_is_refused():
     for fields, clusters in (((272, 1, 8), {}), ((64, 1, 9), {}), ((64, 1, 8), {"cluster": 2, "k_cluster": 2})):
         with pytest.raises(ShapeError, match="over 256 tokens, over 8 row tiles a row block or two kinds"):
             PrefillTile(*fields, 4, 2, 8, **clusters)
-    with pytest.raises(ShapeError, match="wanted at least 4 stages"):
+    with pytest.raises(ShapeError, match="wanted at least 4 chunks, got 3 stages of 1"):
         PrefillTile(128, 2, 16, 3, 2, 8, k_cluster=2)
+    with pytest.raises(ShapeError, match="in an even number of stages"):  # the double buffer would meet itself
+        PrefillTile(64, 1, 8, 2, 2, 2, stage_chunks=4)
     with pytest.raises(ShapeError, match="bytes of shared memory, sm_90 has"):
         PrefillTile(256, 2, 16, 8, 2, 8).spec("bfloat16")
     with pytest.raises(BackendUnavailable, match="at most 128 tokens, got m = 129"):

@@ -34,6 +34,7 @@ OWN_ROWS = SmallTile(2, 8, 1, 2, row_groups=2, k_groups=1, row_blocks=1, fragmen
 DECODING = replace(WARPS, activation_warps=1)  # every second token
 DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a time, of 16
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
+PAIRED = PrefillTile(32, 1, 8, 2, 2, 2, stage_chunks=2)
 TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
 SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
 # (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
@@ -52,6 +53,8 @@ CASES = (
     (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves transposed
     (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that cannot
     (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, True),
+    (PAIRED, "bfloat16", 70, 152, 848, "bfloat16", 1, 2, False),  # k ends in the first chunk of a stage
+    (PAIRED, "float16", 33, 131, 48, "float32", 1, 3, True),
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
     (TWO_K_GROUPS, "bfloat16", 19, 104, 528, "bfloat16", 1, 2, False),  # leaves transposed, 8 tokens at a time
     (TALL, "bfloat16", 15, 136, 272, "float16", 1, 2, True),  # leaves transposed, 16 at a time
@@ -67,6 +70,8 @@ CLUSTER_CASES = (
     (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 1, 4, False),  # one unit: the second block has none to share
     (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 1, 12, False),
     (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 1, 8, False),
+    (replace(PAIRED, k_cluster=2), "bfloat16", 40, 152, 784, "bfloat16", 1, 8, False),
+    (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 784, "bfloat16", 1, 8, True),
     (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 6, True),
     (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 1, 4, False),  # one chunk; few rows for the second block
     (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 1, 2, False),  # none
@@ -77,6 +82,7 @@ SHARED_CASES = (
     ((WIDE, "float16", 40, 152, 1200, "float32", 1, 3, False), (0, 3)),  # none whole, tiles among one and two
     ((WIDE, "bfloat16", 33, 136, 1200, "bfloat16", 1, 3, False), (2, 2)),  # two sharers of three, a tile each
     ((WIDE, "bfloat16", 33, 136, 1200, "float32", 1, 20, False), (0, 20)),  # a column group each
+    ((PAIRED, "bfloat16", 40, 152, 1200, "bfloat16", 1, 3, False), (0, 3)),
     ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 1, 4, False), (0, 4)),  # two in two halves
     ((SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 4, True), (2, 2)),  # one among two clusters
 )

@@ -302,11 +302,12 @@ class PrefillTile:
         tokens: of a tile, a multiple of 16, at most 256.
         row_blocks: blocks of 64 rows of each of the two warpgroups.
         row_tiles: tiles of 16 rows of a tile, at most 8 * row_blocks.
-        activation_stages: chunks of 64 columns of activations on their way.
+        activation_stages: stages of activations on their way.
         weight_stages: column groups of 256 of weights on their way.
         raster_tokens: token tiles swept together.
         cluster: blocks of a cluster that share their activations: 1 or 2.
         k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
+        stage_chunks: chunks of 64 columns in a stage of activations, multiplied in one go: 1 or 2.
     """
 
     tokens: int
@@ -317,6 +318,7 @@ class PrefillTile:
     raster_tokens: int
     cluster: int = 1
     k_cluster: int = 1
+    stage_chunks: int = 1
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
@@ -325,15 +327,16 @@ class PrefillTile:
     def __post_init__(self) -> None:
         _check_stages("prefill", self.activation_stages)
         _divides("prefill, tokens in pairs of 8", self.tokens, 16)
+        _divides("prefill, chunks of a column group in an even number of stages", _GROUP_CHUNKS // 2, self.stage_chunks)
         if self.tokens > 256 or self.row_tiles > 8 * self.row_blocks or self.cluster * self.k_cluster > 2:
             raise ShapeError(
                 f"prefill: {self} has over 256 tokens, over 8 row tiles a row block or two kinds of clusters; "
                 "choose another tile"
             )
-        if self.k_cluster > 1 and self.activation_stages < 2 * self.row_blocks:
+        if self.k_cluster > 1 and self.activation_stages * self.stage_chunks < 2 * self.row_blocks:
             raise ShapeError(
-                f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} stages, "
-                f"got activation_stages = {self.activation_stages}; choose another tile"
+                f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} chunks, got "
+                f"{self.activation_stages} stages of {self.stage_chunks}; choose another tile"
             )
 
     @property
@@ -350,7 +353,7 @@ class PrefillTile:
     def plan(self) -> _SharedPlan:
         """Shared memory."""
         plan = _SharedPlan()
-        plan.add("_ACTIVATIONS_AT", self.activation_stages * self.tokens * _TOKEN_BYTES)
+        plan.add("_ACTIVATIONS_AT", self.activation_stages * self.stage_chunks * self.tokens * _TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
         plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * _TILE_OUT_BYTES, 128)
         stages = self.activation_stages + self.weight_stages
@@ -366,6 +369,7 @@ class PrefillTile:
             "ROW_BLOCKS": self.row_blocks,
             "ROW_TILES": self.row_tiles,
             "ACTIVATION_STAGES": self.activation_stages,
+            "STAGE_CHUNKS": self.stage_chunks,
             "WEIGHT_STAGES": self.weight_stages,
             "RASTER_TOKENS": self.raster_tokens,
             "CLUSTER": self.cluster,

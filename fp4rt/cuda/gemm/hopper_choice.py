@@ -37,6 +37,7 @@ _MOST_TOKENS = 256  # of a prefill tile
 _MOST_SMALL_STAGES = 6
 _MOST_OWN_TOKEN_TILES = 12  # of small tiles with rows of their own: beyond, registers run out
 _ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
+_PAIRED_TOKENS = 128  # up to here two chunks make a stage, where a tile has one row block
 _RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
@@ -44,11 +45,11 @@ _DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slo
 
 # Cycles, measured on an H200 at its usual clocks
 _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
-_MOST_BYTES = 40.0  # and while few do
-_DECODE_CYCLES = 80  # a warp decodes one row tile's chunk, loads and descriptors included
+_MOST_BYTES = 56.0  # from memory while few do, and from L2
+_DECODE_CYCLES = 40  # a warp decodes one row tile's chunk, loads and descriptors included
 _LAUNCH_CYCLES = 8000
-_TILE_CYCLES = 5000  # first loads and results of a prefill tile
-_SMALL_TILE_CYCLES = 3000  # and of a small one
+_TILE_CYCLES = 4500  # first loads and results of a prefill tile
+_SMALL_TILE_CYCLES = 3500  # and of a small one
 _MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
 _LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; what shared tokens leave of its time
 
@@ -121,23 +122,23 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
     meeting = _MEETING_CYCLES if tile.k_cluster > 1 else 0
     if isinstance(tile, PrefillTile):
         blocks = tile.tiles(m, n) * tile.cluster * tile.k_cluster
-        weights = tile.row_tiles * _CHUNK_BYTES
-        activations = tile.tokens * CHUNK_COLUMNS * 2 / tile.cluster
         working = tile.group_cycles / (TILE_COLUMNS // CHUNK_COLUMNS)
-        reading = max(weights / _fair_bytes(blocks, multiprocessors), (weights + activations) / _MOST_BYTES)
+        reading = _reading(tile.row_tiles, tile.tokens / tile.cluster, blocks, multiprocessors)
         rounds = tile.sharing(m, n, k, multiprocessors).rounds
         cycles = _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _TILE_CYCLES + meeting)
         return cycles * _FEWER_JOULES if tile.cluster > 1 and cycles > _LONG_CYCLES else cycles
     blocks = ceil_div(ceil_div(n, TILE_ROWS), tile.cluster_tiles) * tile.k_cluster
-    reading = tile.cluster_tiles * _CHUNK_BYTES / _fair_bytes(blocks, multiprocessors)
+    reading = _reading(tile.cluster_tiles, tile.max_tokens, blocks, multiprocessors)
     working = ceil_div(tile.cluster_tiles, 4) * (tile.max_tokens * 2 + _DECODE_CYCLES)
     rounds = ceil_div(blocks, multiprocessors)
     return _LAUNCH_CYCLES + rounds * (chunks * max(reading, working) + _SMALL_TILE_CYCLES + meeting)
 
 
-def _fair_bytes(blocks: int, multiprocessors: int) -> float:
-    """That a block reads from memory in a cycle."""
-    return min(_MOST_BYTES, _FAIR_BYTES * multiprocessors / min(blocks, multiprocessors))
+def _reading(row_tiles: int, tokens: float, blocks: int, multiprocessors: int) -> float:
+    """Cycles for a chunk: the weights come from memory, which all blocks share, the activations from L2."""
+    weights, activations = row_tiles * _CHUNK_BYTES, tokens * CHUNK_COLUMNS * 2
+    fair = min(_MOST_BYTES, _FAIR_BYTES * multiprocessors / min(blocks, multiprocessors))
+    return max(weights / fair, (weights + activations) / _MOST_BYTES)
 
 
 def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
@@ -192,13 +193,12 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
     counts = {fewest, fewest + 1, fewest + 2, *(ceil_div(m, tokens) for tokens in (64, 96, 128, 192))}
     found: list[PrefillTile] = []
     for tokens in sorted({round_up(ceil_div(m, count), _PREFILL_TOKENS) for count in counts}):
-        stages = min(8, _ACTIVATION_BYTES // (tokens * CHUNK_COLUMNS * 2))
-        for k_cluster in (1, 2):
-            found.append(PrefillTile(tokens, 1, 8, stages, 3 if tokens <= 128 else 2, _RASTER, k_cluster=k_cluster))
-        if tokens <= 128:
-            found.append(PrefillTile(tokens, 2, 16, 6, 2, _RASTER))
+        if tokens <= _PAIRED_TOKENS:
+            one = PrefillTile(tokens, 1, 8, 4, 3 if tokens <= 96 else 2, _RASTER, stage_chunks=2)
+            found += one, replace(one, k_cluster=2), PrefillTile(tokens, 2, 16, 6, 2, _RASTER)
         else:
-            found.append(PrefillTile(tokens, 1, 8, stages, 2, _CLUSTER_RASTER, cluster=2))
+            one = PrefillTile(tokens, 1, 8, _ACTIVATION_BYTES // (tokens * CHUNK_COLUMNS * 2), 2, _RASTER)
+            found += one, replace(one, k_cluster=2), replace(one, raster_tokens=_CLUSTER_RASTER, cluster=2)
     return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 

@@ -15,8 +15,8 @@ _WIDE_SWEEP = PrefillTile(256, 1, 8, 4, 2, 4)
 _SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 4, cluster=2)
 _MIDDLE = PrefillTile(192, 1, 8, 5, 2, 4)
 _MIDDLE_HALVES = PrefillTile(192, 1, 8, 5, 2, 4, k_cluster=2)
-_NARROW = PrefillTile(128, 1, 8, 8, 2, 4)
-_NARROW_HALVES = PrefillTile(128, 1, 8, 6, 3, 4, k_cluster=2)
+_NARROW = PrefillTile(128, 1, 8, 4, 2, 4, stage_chunks=2)
+_NARROW_HALVES = PrefillTile(128, 1, 8, 4, 2, 4, k_cluster=2, stage_chunks=2)
 _NARROW_TALL = PrefillTile(128, 2, 16, 6, 2, 4)
 
 # With bf16 activations
@@ -50,10 +50,10 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=2, warp_tiles=1)),
         (32, SmallTile(4, 4, 2, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
         (64, SmallTile(8, 4, 1, 5, row_groups=1, k_groups=2, row_blocks=1, fragments=2)),
-        (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+        (112, SmallTile(14, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (128, _NARROW_HALVES),
         (192, _MIDDLE_HALVES),
-        (256, _WIDE_HALVES),
+        (256, _NARROW),
         (384, _MIDDLE),
         (2048, _WIDE_SWEEP),
         (ANY_M, _SHARED_TOKENS),
@@ -63,9 +63,10 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (16, DecodeTile(2, 2, 2, 7, row_warps=2, k_warps=4, warp_tiles=1)),
         (32, SmallTile(4, 4, 1, 6, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
+        (80, SmallTile(10, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
         (96, SmallTile(12, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
-        (128, SmallTile(16, 4, 1, 3, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)),
-        (192, PrefillTile(96, 1, 8, 8, 3, 4, k_cluster=2)),
+        (128, PrefillTile(64, 1, 8, 4, 3, 4, k_cluster=2, stage_chunks=2)),
+        (192, PrefillTile(96, 1, 8, 4, 3, 4, k_cluster=2, stage_chunks=2)),
         (256, _NARROW_HALVES),
         (384, _MIDDLE_HALVES),
         (512, _NARROW),
