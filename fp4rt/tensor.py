@@ -159,7 +159,7 @@ class QuantizedTensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (self.data, self.scales, self.global_scale, self.shape, self.layout, self.padded_n)
-        return QuantizedTensor.trusted, arguments
+        return QuantizedTensor, arguments
 
     def __repr__(self) -> str:
         padding = f", padded_n={self.padded_n}" if self.padded_n != self.shape[1] else ""

@@ -1,7 +1,7 @@
 """fp4rt in PyTorch: operators that ``torch.compile`` understands, a linear layer, and a model converter.
 
-``fp4rt.quantize`` and the other functions take torch tensors as they are; use this module inside ``torch.compile``,
-and for layers::
+``fp4rt.quantize`` and the other functions take torch tensors as they are; use this module inside ``torch.compile``, for
+``torch.load`` of quantized and prepacked weights, and for layers::
 
     import fp4rt.torch
     fp4rt.torch.quantize_model(model, exclude="lm_head")
@@ -14,9 +14,15 @@ from typing import Any
 
 import torch
 
+from fp4rt.prepacked import PrepackedWeight
+from fp4rt.tensor import QuantizedTensor
 from fp4rt.torch import ops
 from fp4rt.torch.linear import NVFP4Linear
 from fp4rt.torch.model import quantize_model
+
+# So that torch.load reads what torch.save wrote of them, also with its default weights_only: both check what they are
+# made of, and nothing else is run.
+torch.serialization.add_safe_globals([QuantizedTensor, PrepackedWeight])
 
 __all__ = ["NVFP4Linear", "dequantize", "global_scale", "matmul", "ops", "quantize", "quantize_model", "relayout"]
 

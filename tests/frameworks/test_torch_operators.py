@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from typing import Any
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 import fp4rt  # noqa: E402
 import fp4rt.torch as ft  # noqa: E402
 from fp4rt.errors import DtypeError, LayoutError, ShapeError  # noqa: E402
+from fp4rt.tensor import QuantizedTensor  # noqa: E402
 
 LAYOUTS = ["linear", "128x4", "8x4"]
 
@@ -46,6 +48,25 @@ def test_every_operator_agrees_with_its_function(device: str) -> None:
     assert torch.equal(ft.relayout(*a[:2], "128x4", n=48), qa.scales)
     product = ft.matmul(a, b, k=48, layouts=("128x4", "8x4"), out_dtype=torch.float32, bias=bias)
     assert torch.equal(product, fp4rt.matmul(qa, qb, out_dtype="float32", bias=bias))
+
+
+def test_torch_load_reads_weights_with_its_default_and_refuses_what_they_cannot_be(device: str) -> None:
+    q = fp4rt.quantize(matrix(40, 48, device), padded_n=64)
+    saved = {"q": q, "prepacked": fp4rt.prepack(q)}
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    for found in (loaded["q"], loaded["prepacked"].unpack()):
+        assert (found.shape, found.layout, found.padded_n) == (q.shape, q.layout, q.padded_n)
+        for part in ("data", "scales", "global_scale"):
+            assert torch.equal(getattr(found, part), getattr(q, part))
+    larger = QuantizedTensor.trusted(q.data, q.scales, q.global_scale, (4000, 48), "128x4", 64)
+    file = io.BytesIO()
+    torch.save(larger, file)
+    file.seek(0)
+    with pytest.raises(ShapeError, match="data of shape"):
+        torch.load(file, weights_only=True)
 
 
 def test_errors_are_those_of_the_functions(device: str) -> None:
