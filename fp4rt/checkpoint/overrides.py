@@ -106,6 +106,10 @@ def _rule(path: Path, rule: Any) -> Rule:
     _check_keys(path, rule, RULE_KEYS)
     if not isinstance(rule.get("quantize", True), bool):
         raise CheckpointError(f"{path}: quantize of {printable(rule['match'])} must be true or false")
+    if not rule.get("quantize", True) and ("method" in rule or "percentile" in rule):
+        raise CheckpointError(
+            f"{path}: {printable(rule['match'])} has quantize = false and a method; leave one of them out"
+        )
     return Rule(rule["match"], _method(path, rule) if rule.get("quantize", True) else None)
 
 
@@ -114,9 +118,12 @@ def _method(path: Path, table: dict[str, Any]) -> Method:
     if isinstance(percentile, bool) or not isinstance(percentile, (int, float)):
         raise CheckpointError(f"{path}: percentile must be a number, got {printable(percentile)}")
     try:
-        return Method(table.get("method", "percentile" if "percentile" in table else "amax"), float(percentile))
+        method = Method(table.get("method", "percentile" if "percentile" in table else "amax"), float(percentile))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
+    if "percentile" in table and method.name != "percentile":
+        raise CheckpointError(f"{path}: percentile means nothing to method = {printable(method.name)}; leave one out")
+    return method
 
 
 def _check_keys(path: Path, table: dict[str, Any], known: set[str], form: str = "") -> None:
