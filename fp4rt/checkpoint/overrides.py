@@ -17,7 +17,8 @@
     method = "percentile"
     percentile = 99.9
 
-The last rule that matches decides.
+The last rule that matches decides. What it does not say is as elsewhere: a rule with ``quantize = true`` alone takes a
+layer back in with the usual method, and a method percentile without its number takes the command line's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.methods import DEFAULT_PERCENTILE, Method
+from fp4rt.checkpoint.methods import Method
 from fp4rt.checkpoint.selection import matches
 from fp4rt.errors import CheckpointError
 
@@ -49,11 +50,29 @@ RULE_KEYS = {"match", "method", "percentile", "quantize"}
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What is said about a method; None where nothing is."""
+
+    name: str | None = None
+    percentile: float | None = None
+
+    def over(self, usual: Method) -> Method:
+        """The method, ``usual`` in what is not said."""
+        name = self.name or ("percentile" if self.percentile is not None else usual.name)
+        return Method(name, usual.percentile if self.percentile is None else self.percentile)
+
+    @property
+    def takes_percentile(self) -> bool:
+        """Whether the percentile is somebody else's to say."""
+        return self.name == "percentile" and self.percentile is None
+
+
+@dataclass(frozen=True)
 class Rule:
-    """One rule: a glob and what holds for the tensors that it matches; ``method`` None leaves them alone."""
+    """One rule: a glob, and what holds for the tensors that it matches; ``wanted`` None leaves them alone."""
 
     match: str
-    method: Method | None
+    wanted: Wanted | None
 
 
 @dataclass(frozen=True)
@@ -61,23 +80,42 @@ class Overrides:
     """The content of a file; callable as ``QuantizeOptions.override``."""
 
     path: Path
-    default: Method | None
+    default: Wanted
     rules: tuple[Rule, ...]
 
     def __call__(self, tensor: str, method: Method) -> Method | None:
         """The method for a tensor, None to leave it."""
+        usual = self.default.over(method)
         rule = next((rule for rule in reversed(self.rules) if matches(rule.match, tensor)), None)
-        return (self.default or method) if rule is None else rule.method
+        if rule is None:
+            return usual
+        return None if rule.wanted is None else rule.wanted.over(usual)
 
-    def check_used(self, tensors: list[str]) -> None:
-        """Refuse a rule that matches nothing: most likely a typing mistake.
+    @property
+    def takes_percentile(self) -> bool:
+        """Whether the command line's percentile is used somewhere, whatever its method."""
+        said = (self.default, *(rule.wanted for rule in self.rules))
+        return any(wanted is not None and wanted.takes_percentile for wanted in said)
+
+    def check_used(self, left: dict[str, str | None]) -> None:
+        """Refuse a rule that changes nothing: most likely a typing mistake.
+
+        Args:
+            left: every tensor, and why it is left alone whatever the rules say; None where it is not.
 
         Raises:
             CheckpointError: there is one.
         """
         for rule in self.rules:
-            if not any(matches(rule.match, tensor) for tensor in tensors):
+            reasons = {reason for tensor, reason in left.items() if matches(rule.match, tensor)}
+            if not reasons:
                 raise CheckpointError(f"{self.path}: the rule {printable(rule.match)} matches no tensor")
+            if rule.wanted is not None and None not in reasons:
+                why = "; ".join(sorted(filter(None, reasons)))
+                raise CheckpointError(
+                    f"{self.path}: the rule {printable(rule.match)} matches only tensors that are left ({why}); "
+                    "include them too, or drop the rule"
+                )
 
 
 def read_overrides(path: str | os.PathLike[str]) -> Overrides:
@@ -96,34 +134,35 @@ def read_overrides(path: str | os.PathLike[str]) -> Overrides:
     rules = table.pop("layer", [])
     if not isinstance(rules, list):
         raise CheckpointError(f"{path}: layer must be a list of tables, [[layer]]")
-    default = _method(path, table) if table else None
-    return Overrides(path, default, tuple(_rule(path, rule) for rule in rules))
+    return Overrides(path, _wanted(path, table), tuple(_rule(path, rule) for rule in rules))
 
 
 def _rule(path: Path, rule: Any) -> Rule:
     if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
         raise CheckpointError(f"{path}: a [[layer]] needs match, a glob")
     _check_keys(path, rule, RULE_KEYS)
-    if not isinstance(rule.get("quantize", True), bool):
-        raise CheckpointError(f"{path}: quantize of {printable(rule['match'])} must be true or false")
-    if not rule.get("quantize", True) and ("method" in rule or "percentile" in rule):
-        raise CheckpointError(
-            f"{path}: {printable(rule['match'])} has quantize = false and a method; leave one of them out"
-        )
-    return Rule(rule["match"], _method(path, rule) if rule.get("quantize", True) else None)
+    quantize, layers = rule.get("quantize", True), printable(rule["match"])
+    if not isinstance(quantize, bool):
+        raise CheckpointError(f"{path}: quantize of {layers} must be true or false")
+    if rule.keys() == {"match"}:
+        raise CheckpointError(f"{path}: the rule {layers} says nothing; {FORM}")
+    if not quantize and rule.keys() & {"method", "percentile"}:
+        raise CheckpointError(f"{path}: {layers} has quantize = false and a method; leave one out")
+    return Rule(rule["match"], _wanted(path, rule) if quantize else None)
 
 
-def _method(path: Path, table: dict[str, Any]) -> Method:
-    percentile = table.get("percentile", DEFAULT_PERCENTILE)
-    if isinstance(percentile, bool) or not isinstance(percentile, (int, float)):
+def _wanted(path: Path, table: dict[str, Any]) -> Wanted:
+    name, percentile = table.get("method"), table.get("percentile")
+    if percentile is not None and (isinstance(percentile, bool) or not isinstance(percentile, (int, float))):
         raise CheckpointError(f"{path}: percentile must be a number, got {printable(percentile)}")
+    wanted = Wanted(name, None if percentile is None else float(percentile))
     try:
-        method = Method(table.get("method", "percentile" if "percentile" in table else "amax"), float(percentile))
+        method = wanted.over(Method())
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    if "percentile" in table and method.name != "percentile":
+    if percentile is not None and method.name != "percentile":
         raise CheckpointError(f"{path}: percentile means nothing to method = {printable(method.name)}; leave one out")
-    return method
+    return wanted
 
 
 def _check_keys(path: Path, table: dict[str, Any], known: set[str], form: str = "") -> None:

@@ -75,14 +75,14 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
     patterns = (*options.selection.include, *options.selection.exclude)
     for pattern in unused(patterns, list(store)):
         raise CheckpointError(f"{store.path}: the pattern {printable(pattern)} fits no tensor")
-    if isinstance(options.override, Overrides):
-        options.override.check_used(list(store))
     transposed = configuration.config.get("model_type") in TRANSPOSED_MODELS
+    left = {name: options.selection.reason_to_leave(store.entry(name), transposed) for name in store}
+    if isinstance(options.override, Overrides):
+        options.override.check_used(left)
     operations: dict[str, Any] = {}
-    for name in store:
+    for name, reason in left.items():
         entry = store.entry(name)
         spec = TensorSpec(name, entry.dtype, entry.shape)
-        reason = options.selection.reason_to_leave(entry, transposed)
         method: Method | None = options.method
         if reason is None and options.override is not None:
             method = options.override(name, options.method)

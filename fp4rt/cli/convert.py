@@ -105,9 +105,6 @@ def quantize(
             raise CheckpointError(f"--input-amax needs --recipe w4a4, the recipe is {recipe}; add that or drop it")
         scale_layout(format_named(to), layout)
         chosen = Method(method, DEFAULT_PERCENTILE if percentile is None else percentile)
-        if percentile is not None and method != "percentile" and not compare:
-            wanted = "--percentile needs --method percentile, or --compare"
-            raise CheckpointError(f"{wanted}, the method is {method}; add one of them or drop it")
         check_ending("--plot", plot, PICTURES)
         check_target(target)
         if compare and dry_run:
@@ -120,6 +117,11 @@ def quantize(
         figures.require()
         check_folder(plot, target)
     rules = None if overrides is None else read_overrides(overrides)
+    with usage():
+        used = method == "percentile" or compare or (rules is not None and rules.takes_percentile)
+        if percentile is not None and not used:
+            wanted = "--percentile needs --method percentile, an override with it, or --compare"
+            raise CheckpointError(f"{wanted}, the method is {method}; add one of them or drop it")
     options = QuantizeOptions(
         form=to,
         layout=layout,

@@ -396,6 +396,45 @@ def test_overrides_choose_by_layer_and_the_last_rule_wins(model, tmp_path):
     assert rows["model.layers.1.self_attn.k_proj.weight"].method == "mse"
 
 
+INHERITING = """
+[[layer]]
+match = "*.self_attn.*"
+quantize = false
+
+[[layer]]
+match = "*.q_proj"
+quantize = true
+
+[[layer]]
+match = "*.mlp.*"
+method = "percentile"
+"""
+
+
+@pytest.mark.parametrize("top, usual", [("", "mse"), ("method = 'four-over-six'\n", "four-over-six")])
+def test_what_a_rule_does_not_say_is_as_for_other_layers(top, usual, model, tmp_path):
+    (tmp_path / "o.toml").write_text(top + INHERITING)
+    read = read_overrides(tmp_path / "o.toml")
+    assert read.takes_percentile
+    options = checkpoint.QuantizeOptions(method=Method("mse", 50.0), override=read)
+    rows = {row.name: row for row in checkpoint.quantize(model, tmp_path / "q", options).tensors}
+    assert rows["model.layers.1.self_attn.q_proj.weight"].method == usual
+    assert rows["model.layers.1.self_attn.k_proj.weight"].note == "left by an override"
+    assert rows["model.layers.0.mlp.up_proj.weight"].method == "percentile 50"
+
+
+def test_a_rule_for_tensors_that_are_left_anyway_is_an_error(model, tmp_path):
+    (tmp_path / "o.toml").write_text("[[layer]]\nmatch = 'model.embed*'\nmethod = 'mse'")
+    options = checkpoint.QuantizeOptions(override=read_overrides(tmp_path / "o.toml"))
+    with pytest.raises(
+        CheckpointError, match=r"'model\.embed\*' matches only tensors that are left \(.*; include them"
+    ):
+        checkpoint.quantize(model, tmp_path / "q", options)
+    (tmp_path / "o.toml").write_text("[[layer]]\nmatch = 'model.embed*'\nquantize = false")
+    options = checkpoint.QuantizeOptions(override=read_overrides(tmp_path / "o.toml"))
+    assert checkpoint.quantize(model, tmp_path / "q", options).tensors
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -405,6 +444,7 @@ def test_overrides_choose_by_layer_and_the_last_rule_wins(model, tmp_path):
         ("[[layer]]\nmatch = '*'\nx = 1", "unknown key 'x'; known are match, method, percentile, quantize$"),
         ("[[layer]]\nmethod = 'mse'", "needs match"),
         ("[[layer]]\nmatch = '*'\nquantize = 'no'", "true or false"),
+        ("[[layer]]\nmatch = '*'", r"the rule '\*' says nothing"),
         ("[[layer]]\nmatch = '*'\npercentile = 101", "percentile must lie"),
         ("[[layer]]\nmatch = '*'\nmethod = 'mse'\npercentile = 99", "percentile means nothing to method = 'mse'"),
         ("percentile = 99\nmethod = 'amax'", "percentile means nothing to method = 'amax'"),

@@ -193,7 +193,7 @@ def test_converting_what_is_not_quantized_is_one_line(command, tmp_path, capsys)
         (("--input-amax", "inf"), "--input-amax must be positive"),
         (("--input-amax", "5"), "--input-amax needs --recipe w4a4, the recipe is weight-only"),
         (("--input-amax", "2688"), "--input-amax needs --recipe w4a4, the recipe is weight-only"),
-        (("--percentile", "50"), "--percentile needs --method percentile, or --compare, the method is amax"),
+        (("--percentile", "50"), "--percentile needs --method percentile, an override with it, or --compare, the me"),
         (("--percentile", "99.9", "--method", "mse"), "or --compare, the method is mse"),
         (("--plot", "model.safetensors"), "--plot needs a name that ends with .png"),
         (("--dry-run", "--compare"), "--dry-run quantizes nothing; drop one"),

@@ -18,8 +18,7 @@ from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
 from fp4rt.checkpoint import detect
 from fp4rt.checkpoint.folder import read_json
-from fp4rt.checkpoint.methods import Method
-from fp4rt.checkpoint.overrides import Rule, read_overrides
+from fp4rt.checkpoint.overrides import Rule, Wanted, read_overrides
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli import run
 
@@ -401,7 +400,7 @@ def test_help_of_quantize_shows_overrides_that_work(model, tmp_path, capsys):
     assert fp4rt_command("quantize", "--help") == 0
     _, found, example = capsys.readouterr().out.partition("[[layer]]\n")
     (tmp_path / "o.toml").write_text(found + example)
-    assert read_overrides(tmp_path / "o.toml").rules == (Rule("*.mlp.*", Method("mse")),)
+    assert read_overrides(tmp_path / "o.toml").rules == (Rule("*.mlp.*", Wanted("mse")),)
     assert fp4rt_command("quantize", model, tmp_path / "q", "--overrides", tmp_path / "o.toml", "--dry-run") == 0
 
 
