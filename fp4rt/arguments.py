@@ -28,6 +28,9 @@ __all__ = [
     "check_bias",
     "check_dtype",
     "check_global_scale",
+    "check_is_no_weight",
+    "check_is_quantized",
+    "check_is_weight",
     "check_left",
     "check_matrix",
     "check_quantized",
@@ -63,13 +66,18 @@ def check_dtype(function: str, name: str, dtype: Any) -> str:
     return text
 
 
-def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedViews:
-    """The views of a QuantizedTensor."""
+def check_is_quantized(function: str, name: str, q: Any) -> None:
+    """Refuse what is no QuantizedTensor."""
     if not isinstance(q, QuantizedTensor):
         raise DtypeError(
             f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; "
             "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
         )
+
+
+def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedViews:
+    """The views of a QuantizedTensor."""
+    check_is_quantized(function, name, q)
     return q.views(stream)
 
 
@@ -198,26 +206,36 @@ def check_apart(function: str, targets: Sequence[ArrayView], sources: Iterable[A
                     )
 
 
-def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:
-    """Operand ``a`` of matmul, and its (m, k)."""
-    if isinstance(a, QuantizedTensor):
-        return a.views(stream), *a.shape
+def check_is_no_weight(a: Any) -> None:
+    """Refuse a prepacked weight as operand ``a`` of matmul."""
     if isinstance(a, PrepackedWeight):
         raise DtypeError(
             "matmul needs a as activations, an array or a QuantizedTensor, got a PrepackedWeight: the operands look "
             "swapped; the weight is b"
         )
+
+
+def check_is_weight(b: Any) -> None:
+    """Refuse what is no operand ``b`` of matmul."""
+    if not isinstance(b, (PrepackedWeight, QuantizedTensor)):
+        raise DtypeError(
+            f"matmul needs b as a QuantizedTensor or the result of prepack, got {type(b).__name__}; "
+            "quantize the weight first"
+        )
+
+
+def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, int]:
+    """Operand ``a`` of matmul, and its (m, k)."""
+    if isinstance(a, QuantizedTensor):
+        return a.views(stream), *a.shape
+    check_is_no_weight(a)
     view = interop.view(a, "a", stream)
     return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
 
 
 def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedViews, int]:
     """Operand ``b`` of matmul on the device of ``first`` with the same k, and its n."""
-    if not isinstance(b, (PrepackedWeight, QuantizedTensor)):
-        raise DtypeError(
-            f"matmul needs b as a QuantizedTensor or the result of prepack, got {type(b).__name__}; "
-            "quantize the weight first"
-        )
+    check_is_weight(b)
     right, (n, k_of_b) = b.views(stream), b.shape
     if right.data.device != first.device:
         interop.same_device(first, right.data)

@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from fp4rt import api
+from fp4rt.arguments import check_is_no_weight, check_is_quantized, check_is_weight
 from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop import cuda_driver, view
 from fp4rt.jax import ffi
 from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
-from fp4rt.prepacked import PrepackedWeight
+from fp4rt.prepacked import PrepackedWeight, check_version
 from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
 
 __all__ = ["dequantize", "global_scale", "matmul", "prepack", "quantize", "relayout"]
@@ -59,12 +60,14 @@ def quantize(
 
 def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
     """:func:`fp4rt.dequantize` for arrays and tracers: (m, n) in ``dtype``."""
+    check_is_quantized("dequantize", "q", q)
     result = jax.ShapeDtypeStruct(q.shape, _check_dtype("dequantize", dtype))
     return ffi.call("dequantize", result, *_parts(q), **_settings(q))
 
 
 def relayout(q: QuantizedTensor, layout: str) -> QuantizedTensor:
     """:func:`fp4rt.relayout` for arrays and tracers, as plain JAX operations."""
+    check_is_quantized("relayout", "q", q)
     known, before = get_layout(layout), get_layout(q.layout)
     m, n = q.shape
     columns, valid = block_columns(q.padded_n), ceil_div(n, BLOCK)
@@ -92,12 +95,21 @@ def matmul(
         out_dtype: float16, bfloat16 or float32.
         alpha: a number or a one-element fp32 array; None means 1 / (product of the operands' global scales).
         bias: (n,).
+
+    Raises:
+        ShapeError, DtypeError, LayoutError: as :func:`fp4rt.matmul` does, while tracing.
     """
+    check_is_no_weight(a)
+    check_is_weight(b)
+    if isinstance(b, PrepackedWeight):
+        check_version(b)
     dense = not isinstance(a, QuantizedTensor)
     m, k = _check_matrix("matmul", a, "a") if dense else a.shape
     n, k_of_b = b.shape
     if k != k_of_b:
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
+    if bias is not None:
+        _check_array("matmul", "bias", bias)
     if bias is not None and tuple(bias.shape) != (n,):
         raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
     settings = {
@@ -173,7 +185,13 @@ def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[
 # ---- checks and pytrees
 
 
+def _check_array(function: str, name: str, x: Any) -> None:
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise DtypeError(f"{function} needs {name} as an array, got {type(x).__name__}")
+
+
 def _check_matrix(function: str, x: Any, name: str = "x") -> tuple[int, int]:
+    _check_array(function, name, x)
     shape = check_matrix_shape(x.shape, f"{function} needs {name}")
     dtype = jnp.dtype(x.dtype).name
     if dtype not in INPUT_DTYPES:
@@ -191,6 +209,8 @@ def _check_dtype(function: str, dtype: Any) -> Any:
 def _scalar(name: str, value: Any) -> Any:
     if isinstance(value, numbers.Real):
         return jnp.full((1,), value, jnp.float32)
+    if not hasattr(value, "dtype"):
+        raise DtypeError(f"{name} must be a number or a float32 array, got {type(value).__name__}")
     if value.dtype != jnp.float32:
         raise DtypeError(f"{name} must be a number or a float32 array, got {value.dtype}")
     if value.size != 1:

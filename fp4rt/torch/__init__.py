@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fp4rt.errors import ShapeError
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
 from fp4rt.torch import ops
@@ -87,12 +88,21 @@ def matmul(
     Args:
         a: (data, scales, global_scale) of (m, k).
         b: the same of (n, k).
-        k: columns; all in memory where None.
+        k: columns; all in memory where None, and both sides must then have as many.
         layouts: where a's and b's scales lie.
         out_dtype: torch.float16, torch.bfloat16 or torch.float32.
         alpha: one-element fp32 tensor; None means 1 / (product of the global scales).
         bias: (n,).
+
+    Raises:
+        ShapeError: the two have different numbers of columns in memory, and ``k`` does not say how many count.
     """
-    arguments: Any = (*a, layouts[0], *b, layouts[1], a[0].shape[1] * 2 if k is None else k, out_dtype, alpha, bias)
+    columns, columns_of_b = a[0].shape[1] * 2, b[0].shape[1] * 2
+    if k is None and columns != columns_of_b:
+        raise ShapeError(
+            f"matmul needs a (m, k) and b (n, k) with one k, got {columns} and {columns_of_b} columns in memory; "
+            "pass k where some of them are padding"
+        )
+    arguments: Any = (*a, layouts[0], *b, layouts[1], columns if k is None else k, out_dtype, alpha, bias)
     result: torch.Tensor = ops.matmul(*arguments)
     return result

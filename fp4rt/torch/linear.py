@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from fp4rt import api
+from fp4rt.arguments import check_is_weight
 from fp4rt.errors import ShapeError
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import block_columns, round_up
@@ -97,19 +100,26 @@ class NVFP4Linear(torch.nn.Module):
         Args:
             linear: float16, bfloat16 or float32 weight, on any device; it stays as it is.
             mode: "w4a16" or "w4a4".
-            input_global_scale: "w4a4" only: the activations' encode scale, 2688 / amax from calibration.
-            weight: a QuantizedTensor (out, in) to take instead of quantizing, e.g. from a checkpoint.
+            input_global_scale: "w4a4" only: the activations' encode scale, 2688 / amax from calibration: a number or
+                one element, as :func:`fp4rt.global_scale` gives it.
+            weight: a QuantizedTensor (out, in) to take instead of quantizing, e.g. from a checkpoint: see
+                :meth:`set_weight`.
 
         Returns:
             The layer, on the same device, with the bias in its own dtype.
+
+        Raises:
+            DtypeError, ShapeError: the weight is none, or none for this layer.
+            ValueError: the mode is unknown, or the input's scale is not one or is asked for with 16-bit activations.
         """
         bias = linear.bias
+        scale = None if input_global_scale is None else encode_scale(input_global_scale)
         layer = cls(
             linear.in_features,
             linear.out_features,
             bias is not None,
             mode,
-            input_global_scale is not None,
+            scale is not None,
             linear.weight.device,
             None if bias is None else bias.dtype,
         )
@@ -119,25 +129,31 @@ class NVFP4Linear(torch.nn.Module):
         layer.set_weight(weight)
         if bias is not None and layer.bias is not None:
             layer.bias.data.copy_(bias.detach())
-        if layer.input_global_scale is not None:
-            layer.input_global_scale.fill_(input_global_scale)
+        if layer.input_global_scale is not None and scale is not None:
+            layer.input_global_scale.fill_(scale)
         layer.train(linear.training)
         return layer
 
-    def set_weight(self, weight: QuantizedTensor) -> None:
-        """Take a quantized weight (out_features, in_features), any layout, padded to ``padded_in`` columns.
+    def set_weight(self, weight: QuantizedTensor | PrepackedWeight) -> None:
+        """Take a weight (out_features, in_features), quantized or prepacked, padded to ``padded_in`` columns.
+
+        Other libraries' arrays, such as those of a checkpoint, are copied to the layer's device; torch's own are kept.
 
         Raises:
-            ShapeError: another shape or padding.
+            DtypeError: it is no such weight. ShapeError: another shape or padding.
         """
+        check_is_weight(weight)
+        if isinstance(weight, PrepackedWeight):
+            weight = weight.unpack()
         if weight.shape != (self.out_features, self.in_features) or weight.padded_n != self.padded_in:
             raise ShapeError(
                 f"NVFP4Linear needs a weight of shape {(self.out_features, self.in_features)} with padded_n = "
                 f"{self.padded_in}, got {weight.shape} with padded_n = {weight.padded_n}"
             )
         stored = weight if weight.layout == STORED_LAYOUT else weight.relayout(STORED_LAYOUT)
-        self.weight_packed, self.weight_scale = stored.data, stored.scales
-        self.weight_global_scale = stored.global_scale
+        parts = (stored.data, stored.scales, stored.global_scale)
+        device = self.weight_global_scale.device
+        self.weight_packed, self.weight_scale, self.weight_global_scale = (_own(part, device) for part in parts)
         self.prepacked_data = self.prepacked_restored = self._kept = None
 
     @property
@@ -264,6 +280,28 @@ class NVFP4Linear(torch.nn.Module):
         if isinstance(given, torch.Tensor) and given.dtype in (torch.float8_e4m3fn, torch.int8):
             state_dict[name] = given.view(torch.uint8)  # bytes; copying would convert the values
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def encode_scale(value: Any) -> float:
+    """A fixed encode scale of activations as a number; waits for a device that has it.
+
+    Raises:
+        ValueError: it is not one positive, finite number.
+    """
+    scale = torch.as_tensor(value, dtype=torch.float32)
+    number = scale.item() if scale.numel() == 1 else math.nan
+    if not 0 < number < math.inf:
+        raise ValueError(f"NVFP4Linear needs input_global_scale as one positive, finite number, got {value!r}")
+    return float(number)
+
+
+def _own(part: Any, device: torch.device) -> torch.Tensor:
+    """A tensor as it is, another library's array copied to ``device``."""
+    if isinstance(part, torch.Tensor):
+        return part
+    if isinstance(part, np.ndarray):
+        return torch.tensor(part, device=device)
+    return torch.from_dlpack(part).to(device, copy=True)
 
 
 def _recording() -> bool:

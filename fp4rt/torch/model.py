@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from fp4rt.torch.linear import MODES, Mode, NVFP4Linear
+from fp4rt.errors import DtypeError
+from fp4rt.format import INPUT_DTYPES
+from fp4rt.torch.linear import MODES, Mode, NVFP4Linear, encode_scale
 
 __all__ = ["quantize_model"]
 
@@ -25,6 +27,9 @@ def quantize_model(
 ) -> list[str]:
     """Replace every selected ``nn.Linear`` of ``model`` by an :class:`NVFP4Linear`, in place.
 
+    ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` lose their fused path for inference, which reads the
+    weights of their linear layers itself.
+
     Args:
         model: any module; a layer that is used twice is replaced by one layer in both places. Products take fp16 and
             bf16 activations: call ``.bfloat16()`` or ``.half()`` on a model of fp32 layers first.
@@ -39,8 +44,10 @@ def quantize_model(
 
     Raises:
         TypeError: ``model`` is no module.
+        DtypeError: a selected layer has a weight of another dtype than fp16, bf16 or fp32.
         ValueError: the mode is unknown, the model is itself the only linear layer (there is nothing to replace it in),
-            a pattern selects nothing, or ``input_global_scales`` names a layer that was not replaced.
+            a pattern selects nothing, or ``input_global_scales`` names a layer that was not replaced, holds no scale or
+            is given with "w4a16". Before the model is touched, as all of these.
     """
     if mode not in MODES:
         raise ValueError(f"quantize_model needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
@@ -50,7 +57,9 @@ def quantize_model(
         raise ValueError(
             "quantize_model replaces layers inside a model, got a lone nn.Linear; use NVFP4Linear.from_linear"
         )
-    scales = dict(input_global_scales or {})
+    scales = {name: encode_scale(scale) for name, scale in (input_global_scales or {}).items()}
+    if scales and mode != "w4a4":
+        raise ValueError(f"quantize_model takes input_global_scales only with mode='w4a4', got mode={mode!r}")
     linears = {
         name: layer
         for name, layer in model.named_modules(remove_duplicate=False)
@@ -62,6 +71,12 @@ def quantize_model(
     unknown = set(scales) - chosen
     if unknown:
         raise ValueError(f"quantize_model: input_global_scales names {sorted(unknown)}, which are not among the layers")
+    for name in sorted(chosen):
+        dtype = str(linears[name].weight.dtype).removeprefix("torch.")
+        if dtype not in INPUT_DTYPES:
+            raise DtypeError(
+                f"quantize_model needs weights of {', '.join(INPUT_DTYPES)}, {name} has {dtype}; exclude it"
+            )
     replaced: dict[int, NVFP4Linear] = {}
     for name, layer in linears.items():
         if name not in chosen:
@@ -70,7 +85,21 @@ def quantize_model(
             replaced[id(layer)] = NVFP4Linear.from_linear(layer, mode, scales.get(name))
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, replaced[id(layer)])
+    for module in model.modules():
+        _leave_fused_path(module)
     return [name for name in linears if name in chosen]
+
+
+def _leave_fused_path(module: torch.nn.Module) -> None:
+    """What PyTorch's encoders look at before they take the weights of their linear layers into one kernel."""
+    layers = module.layers if isinstance(module, torch.nn.TransformerEncoder) else [module]
+    for layer in layers:
+        if not isinstance(layer, torch.nn.TransformerEncoderLayer):
+            continue
+        if isinstance(layer.linear1, NVFP4Linear) or isinstance(layer.linear2, NVFP4Linear):
+            layer.activation_relu_or_gelu = 0
+            if isinstance(module, torch.nn.TransformerEncoder):
+                module.use_nested_tensor = False
 
 
 def _select(linears: dict[str, torch.nn.Linear], selection: Selection, argument: str) -> set[str]:

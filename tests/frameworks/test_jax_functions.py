@@ -152,3 +152,27 @@ def test_an_error_inside_the_program_reaches_the_caller() -> None:
     ffi.register("test_failure", fail)
     with pytest.raises(Exception, match="ShapeError: no such luck"):
         ffi.call("test_failure", jax.ShapeDtypeStruct((1,), jnp.float32), jnp.ones(3)).block_until_ready()
+
+
+def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:
+    x, q = place(matrix(1, 48)), fj.quantize(place(matrix(1, 48)))
+    prepacked = fj.prepack(q)
+    for call in (lambda: fj.dequantize(prepacked), lambda: fj.relayout(prepacked, "8x4"), lambda: fj.dequantize(x)):
+        with pytest.raises(DtypeError, match="needs q as a QuantizedTensor"):
+            jax.jit(call)()
+    for a, b, message in (
+        (prepacked, q, "the weight is b"),
+        (x, x, "needs b as a QuantizedTensor or the result of prepack"),
+        ([1.0], q, "needs a as an array, got list"),
+    ):
+        with pytest.raises(DtypeError, match=message):
+            fj.matmul(a, b)
+    with pytest.raises(DtypeError, match="needs bias as an array, got list"):
+        fj.matmul(x, q, bias=[1.0])
+    with pytest.raises(DtypeError, match="alpha must be a number or a float32 array, got str"):
+        fj.matmul(x, q, alpha="x")
+    with pytest.raises(DtypeError, match="needs x as an array, got list"):
+        fj.quantize([1.0])
+    parts = (prepacked.data, prepacked.restored, prepacked.global_scale, q.shape, q.layout, q.padded_n)
+    with pytest.raises(LayoutError, match="layout version 1"):
+        jax.jit(fj.matmul)(x, fp4rt.PrepackedWeight(*parts, 1))

@@ -256,7 +256,27 @@ def test_a_layer_that_was_called_compiles_to_a_full_graph(device: str) -> None:
     assert torch.equal(layer(x), called(device, seed=4)[1])
 
 
+@pytest.mark.parametrize("form", ["host", "prepacked", "prepacked on the host"])
+def test_a_weight_of_any_kind_can_be_set(device: str, form: str) -> None:
+    source = linear(40, 48, device, bias=False)
+    quantized = fp4rt.quantize(source.weight.detach(), padded_n=48)
+    host = fp4rt.QuantizedTensor(
+        *(part.cpu().numpy() for part in (quantized.data, quantized.scales, quantized.global_scale)),
+        quantized.shape,
+        quantized.layout,
+        48,
+    )
+    kinds = {"host": host, "prepacked": fp4rt.prepack(quantized), "prepacked on the host": fp4rt.prepack(host)}
+    layer = NVFP4Linear.from_linear(source, weight=kinds[form])
+    assert {buffer.device.type for buffer in layer.buffers()} == {device}
+    assert torch.equal(layer.weight().dequantize(), quantized.dequantize())
+    x = batch(3, 40, device=device)
+    assert torch.equal(layer(x), NVFP4Linear.from_linear(source)(x))
+
+
 def test_wrong_inputs_and_weights_are_named() -> None:
+    with pytest.raises(DtypeError, match="needs b as a QuantizedTensor or the result of prepack, got Tensor"):
+        NVFP4Linear.from_linear(linear(16, 16), weight=torch.zeros(16, 16))
     layer = NVFP4Linear.from_linear(linear(64, 48))
     with pytest.raises(ShapeError, match=r"x with 64 columns, got x\.shape = \(3, 32\)"):
         layer(batch(3, 32))
@@ -319,6 +339,41 @@ def test_patterns_functions_and_shared_layers_select() -> None:
     assert quantize_model(shared, mode="w4a4", input_global_scales={"0": 3.0}) == ["0", "1.0"]
     assert shared[0] is shared[1][0]
     assert shared[0].input_global_scale.item() == 3.0
+
+
+def test_nothing_is_replaced_where_something_cannot_be() -> None:
+    def sequence() -> Any:
+        return nn.Sequential(linear(16, 16), linear(16, 16, dtype=torch.float64))
+
+    model = sequence()
+    with pytest.raises(DtypeError, match="1 has float64; exclude it"):
+        quantize_model(model)
+    for mode, scales, message in (
+        ("w4a16", {"0": 3.0}, "only with mode='w4a4'"),
+        ("w4a4", {"0": -3.0}, "one positive, finite number, got -3.0"),
+        ("w4a4", {"0": torch.ones(2)}, "one positive, finite number"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quantize_model(model, exclude="1", mode=mode, input_global_scales=scales)
+    assert [type(layer) for layer in model] == [nn.Linear, nn.Linear]
+    scale = fp4rt.global_scale(batch(4, 16))
+    quantize_model(model, exclude="1", mode="w4a4", input_global_scales={"0": scale})
+    assert torch.equal(model[0].input_global_scale, scale)
+
+
+def test_encoders_work_in_eval_mode(device: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dtype=torch.float16, device=device)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, padding = batch(2, 3, 32, device=device), torch.zeros(2, 3, dtype=torch.bool, device=device)
+    padding[1, 2] = True
+    with torch.inference_mode():
+        exact = model(x, src_key_padding_mask=padding)
+        assert len(quantize_model(model)) == 4
+        got = model(x, src_key_padding_mask=padding)
+        single = model.layers[0](x)
+    assert torch.isfinite(single).all()
+    assert float((got - exact)[~padding].norm() / exact[~padding].norm()) < 0.3  # four 4-bit layers
 
 
 def test_a_selection_that_means_nothing_is_an_error() -> None:

@@ -69,6 +69,15 @@ def test_torch_load_reads_weights_with_its_default_and_refuses_what_they_cannot_
         torch.load(file, weights_only=True)
 
 
+def test_a_product_of_different_columns_needs_to_be_told_how_many_count(device: str) -> None:
+    a, b = ft.quantize(matrix(4, 32, device)), ft.quantize(matrix(7, 48, device))
+    for left, right in ((a, b), (b, a)):
+        with pytest.raises(ShapeError, match="columns in memory; pass k"):
+            ft.matmul(left, right)
+    padded = ft.quantize(matrix(7, 32, device), padded_n=48)
+    assert torch.equal(ft.matmul(a, padded, k=32), ft.matmul(a, ft.quantize(matrix(7, 32, device))))
+
+
 def test_errors_are_those_of_the_functions(device: str) -> None:
     with pytest.raises(ShapeError, match="padded_n=64"):
         ft.quantize(matrix(3, 50, device))
