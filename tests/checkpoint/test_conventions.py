@@ -77,6 +77,14 @@ def test_unusable_global_scale_is_named_with_its_value(bad, tmp_path, files):
     assert "w.weight_scale_2" in findings[0].message
 
 
+@pytest.mark.parametrize("bad", [0.0, -0.0, -1.0, float("nan"), float("inf"), float("-inf")])
+def test_so_is_one_of_compressed_tensors(bad, tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", files.compressed_tensors(bad))
+    with pytest.raises(CheckpointError, match=f"'w.weight_global_scale' is {np.float32(bad)}"):
+        checkpoint.load(path, "w")
+    assert [finding.severity for finding in checkpoint.verify(path)] == ["error"]
+
+
 def test_unusable_input_scale_is_an_error_too(tmp_path, files):
     tensors = {**files.modelopt(), "w.input_scale": ("F32", [], files.f32(0.0))}
     path = files.make(tmp_path / "x.safetensors", tensors)

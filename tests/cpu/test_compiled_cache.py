@@ -60,10 +60,15 @@ def test_kernels_are_kept_and_found_again(filled: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in entries(filled)} == before
 
 
-def test_a_truncated_entry_costs_one_warning(filled: Path) -> None:
-    for path in entries(filled):
+@pytest.mark.parametrize("suffix", ["nbc", "nbi"])
+def test_a_truncated_entry_is_made_anew(filled: Path, suffix: str) -> None:
+    damaged = sorted(filled.rglob(f"*.{suffix}"))
+    assert damaged
+    for path in damaged:
         path.write_bytes(path.read_bytes()[:100])
-    assert_one_warning(run(filled), filled)
+    assert run(filled) == []
+    assert all(path.stat().st_size > 100 for path in filled.rglob("*.nb?"))
+    assert run(filled) == []
 
 
 def test_a_file_where_the_folder_should_be_costs_one_warning(tmp_path: Path) -> None:

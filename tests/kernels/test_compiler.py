@@ -118,15 +118,19 @@ def test_ptx_ends_with_the_nul_that_the_driver_looks_for():
 # ---- toolkit headers
 
 
-def test_a_header_is_found_in_the_wheels_though_cuda_path_is_broken(tmp_path, monkeypatch):
+HALF_KERNEL = '#include <cuda_fp16.h>\nextern "C" __global__ void half_add(half* x) { x[0] += x[1]; }\n'
+
+
+def test_a_header_is_found_in_the_wheels_though_cuda_path_is_broken(tmp_path, monkeypatch, kernels):
     include = tmp_path / "with a space" / "include"
     include.mkdir(parents=True)
-    (include / "cuda.h").write_text("#error broken\n")
+    (include / "cuda.h").write_text(f"#define CUDA_VERSION {NVRTC[0] * 1000 + NVRTC[1] * 10}\n")  # looks usable
     (include / "cuda_fp16.h").write_text("#error broken\n")
     monkeypatch.setenv("CUDA_PATH", str(include.parent))
     headers.system_include_folder.cache_clear()
-    found = headers.system_include_folder("cuda_fp16.h", NVRTC)
-    assert found != include
+    kernels({"kernels/half.cu": HALF_KERNEL})
+    assert headers.system_include_folder("cuda_fp16.h", NVRTC) != include
+    assert compile_kernel("kernels/half.cu", {}, "sm_90a").resources()[0].entry == "half_add"
     headers.system_include_folder.cache_clear()
 
 
@@ -138,9 +142,7 @@ def test_a_folder_with_a_space_in_its_name_serves_a_kernel_that_needs_a_header(t
     monkeypatch.setattr(headers, "find_spec", lambda name: None)
     monkeypatch.setenv("CUDA_PATH", str(toolkit))
     headers.system_include_folder.cache_clear()
-    kernels(
-        {"kernels/half.cu": '#include <cuda_fp16.h>\nextern "C" __global__ void half_add(half* x) { x[0] += x[1]; }\n'}
-    )
+    kernels({"kernels/half.cu": HALF_KERNEL})
     assert compile_kernel("kernels/half.cu", {}, "sm_90a").resources()[0].entry == "half_add"
     headers.system_include_folder.cache_clear()
 

@@ -2,7 +2,7 @@
 
 A kernel is compiled for one signature when it is first called, or read from the cache folder. The folder's name is a
 digest of everything that the kernels are made from: numba's own check sees only the file of the outermost function.
-A folder that cannot be used, or an entry that cannot be read, costs one warning and a compilation in memory.
+An entry that cannot be read is made anew; a folder that cannot be used costs one warning and a compilation in memory.
 
 Floating point is IEEE 754 to the bit: numba neither contracts a * b + c nor reassociates unless told to (fastmath).
 """
@@ -86,16 +86,31 @@ class Kernel:
 def _compile(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
     folder = cache_folder() / f"cpu-{_digest()}"
     previous = numba.config.CACHE_DIR
+    keep = numba.njit(signature, cache=True, **OPTIONS)
+    compiled: Callable[..., Any]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         numba.config.CACHE_DIR = str(folder)
-        compiled: Callable[..., Any] = numba.njit(signature, cache=True, **OPTIONS)(function)
-    except Exception as error:  # whatever a foreign, truncated or read-only folder makes numba or pickle raise
+        try:
+            compiled = keep(function)
+        except Exception:  # whatever a truncated or foreign entry makes numba or pickle raise
+            if not _discard(folder, function):
+                raise
+            compiled = keep(function)
+    except Exception as error:
         _warn_once(folder, error)
         compiled = numba.njit(signature, **OPTIONS)(function)
     finally:
         numba.config.CACHE_DIR = previous
     return compiled
+
+
+def _discard(folder: Path, function: Callable[..., Any]) -> bool:
+    """Remove a function's entries; whether there were any."""
+    entries = list(folder.rglob(f"{Path(function.__code__.co_filename).stem}.{function.__qualname__}-*"))
+    for entry in entries:
+        entry.unlink(missing_ok=True)
+    return bool(entries)
 
 
 def _digest() -> str:
