@@ -233,11 +233,20 @@ def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:
 
     Raises:
         ShapeError: not two extents, m negative, or no columns.
+        DtypeError: an extent is no integer.
     """
-    shape = tuple(shape)
+    try:
+        shape = tuple(shape)
+    except TypeError:
+        raise DtypeError(f"{what} as (m, n), got {shape!r}") from None
     if len(shape) != 2:
         raise ShapeError(f"{what} with 2 dimensions (m, n), got shape {shape}; reshape it to two dimensions")
-    m, n = int(shape[0]), int(shape[1])
+    try:
+        m, n = int(shape[0]), int(shape[1])
+    except (TypeError, ValueError):
+        m, n = -1, -1
+    if (m, n) != shape:
+        raise DtypeError(f"{what} with integers (m, n), got shape {shape}")
     if m < 0 or n <= 0:
         raise ShapeError(f"{what} with m >= 0 rows and n >= 1 columns, got shape {shape}; there is nothing to scale")
     return m, n

@@ -98,7 +98,7 @@ def fp4_quantize(
 
     Raises:
         NotImplementedError: another recipe, or another input dtype.
-        AssertionError: k does not fit.
+        AssertionError: there are no rows and columns, or k does not fit.
         TypeError: the global scale is neither a tensor nor a number.
         ValueError: the backend is unknown.
     """
@@ -107,6 +107,8 @@ def fp4_quantize(
     _check_recipe("fp4_quantize", sf_vec_size, sf_use_ue8m0)
     if input.dtype not in (torch.float16, torch.bfloat16):
         raise NotImplementedError(f"fp4_quantize takes float16 and bfloat16, but got {input.dtype}")
+    if input.ndim < 2:
+        raise AssertionError(f"fp4_quantize takes (..., m, k), but got {input.ndim} dimensions")
     column_major = input.stride(-2) == 1 and input.stride(-1) != 1
     rows = input.transpose(-2, -1) if column_major else input
     if rows.shape[-1] % sf_vec_size:
@@ -216,8 +218,14 @@ def nvfp4_batched_quantize(
 
     Returns:
         uint8 (batch, m, k / 2) and uint8 (batch, bytes of a matrix's padded scales).
+
+    Raises:
+        ValueError: ``a`` is no batch of at least one matrix.
+        The errors of :func:`fp4_quantize`.
     """
     _check_recipe("nvfp4_batched_quantize", sf_vec_size, False)
+    if a.ndim != 3 or a.shape[0] == 0:
+        raise ValueError(f"nvfp4_batched_quantize takes (batch, m, k) with batch >= 1, but got shape {tuple(a.shape)}")
     parts = [fp4_quantize(matrix, a_global_sf) for matrix in a.unbind(0)]
     return torch.stack([data for data, _ in parts]), torch.stack([scales.reshape(-1) for _, scales in parts])
 
@@ -300,6 +308,9 @@ def mm_fp4(
         return multiply(a, a_descale, layout, weight, weight_scales, alpha, out_dtype, out)
     product = multiply(a, a_descale, layout, weight, weight_scales, alpha, out_dtype, None)
     result = torch.empty_like(product) if out is None else out
+    if result.shape != product.shape or result.dtype != product.dtype:
+        found = f"{tuple(result.shape)} of {result.dtype}"
+        raise ValueError(f"out must have shape {tuple(product.shape)} of {product.dtype}, got {found}")
     result[:, shuffled_rows(weight, EPILOGUE_TILE)] = product
     return result
 

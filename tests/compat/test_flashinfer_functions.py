@@ -263,6 +263,23 @@ def test_mm_fp4_points_the_way_of_the_unquantized_product(
     assert torch.equal(fp4rt.matmul(qa, qb, out_dtype=dtype, alpha=alpha), out)
 
 
+@pytest.mark.parametrize("backend", ["trtllm", "cutlass"])
+def test_an_output_of_another_form_is_refused(device: str, backend: str) -> None:
+    *_, a_fp4, b_fp4, a_scale, b_scale, alpha = operands(5, 128, 64, device, SfLayout.layout_128x4, backend == "trtllm")
+    for out in (torch.empty(1, 128, dtype=torch.bfloat16, device=device), torch.empty(5, 128, device=device)):
+        with pytest.raises((ValueError, TypeError), match="out"):
+            flashinfer.mm_fp4(a_fp4, b_fp4, a_scale, b_scale, alpha, torch.bfloat16, out, backend=backend)
+
+
+def test_what_is_no_matrix_or_no_batch_is_refused(device: str) -> None:
+    x = torch.zeros(16, dtype=torch.bfloat16, device=device)
+    with pytest.raises(AssertionError, match="but got 1 dimensions"):
+        flashinfer.fp4_quantize(x, 1.0)
+    for shape in ((1, 16), (0, 1, 16)):
+        with pytest.raises(ValueError, match="batch >= 1, but got shape"):
+            flashinfer.nvfp4_batched_quantize(x.new_zeros(shape), 1.0)
+
+
 REGIMES = {
     "normal": lambda x: x,
     "tiny": lambda x: x * 1e-30,
