@@ -110,8 +110,8 @@ def matmul(
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
     if bias is not None:
         _check_array("matmul", "bias", bias)
-    if bias is not None and tuple(bias.shape) != (n,):
-        raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
+        if tuple(bias.shape) != (n,):
+            raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
     settings = {
         "a": None if dense else _settings(a),
         "b": {**_settings(b), "rows": n, "prepacked": isinstance(b, PrepackedWeight)},

@@ -17,7 +17,7 @@ from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
 from fp4rt.torch import ops
 
-__all__ = ["MODES", "Mode", "NVFP4Linear"]
+__all__ = ["MODES", "Mode", "NVFP4Linear", "encode_scale"]
 
 Mode = Literal["w4a16", "w4a4"]
 MODES = ("w4a16", "w4a4")
