@@ -243,9 +243,10 @@ def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:
         raise ShapeError(f"{what} with 2 dimensions (m, n), got shape {shape}; reshape it to two dimensions")
     try:
         m, n = int(shape[0]), int(shape[1])
-    except (TypeError, ValueError):
-        m, n = -1, -1
-    if (m, n) != shape:
+        whole = (m, n) == shape
+    except (TypeError, ValueError, OverflowError):
+        whole = False
+    if not whole:
         raise DtypeError(f"{what} with integers (m, n), got shape {shape}")
     if m < 0 or n <= 0:
         raise ShapeError(f"{what} with m >= 0 rows and n >= 1 columns, got shape {shape}; there is nothing to scale")

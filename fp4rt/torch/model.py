@@ -14,6 +14,7 @@ from fp4rt.torch.linear import MODES, Mode, NVFP4Linear, encode_scale
 
 __all__ = ["quantize_model"]
 
+ENCODERS = (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
 Selection = str | Iterable[str] | Callable[[str, torch.nn.Linear], bool] | None
 
 
@@ -86,20 +87,17 @@ def quantize_model(
         parent, _, attribute = name.rpartition(".")
         setattr(model.get_submodule(parent), attribute, replaced[id(layer)])
     for module in model.modules():
-        _leave_fused_path(module)
+        if isinstance(module, ENCODERS) and any(isinstance(part, NVFP4Linear) for part in module.modules()):
+            _leave_fused_path(module)
     return [name for name in linears if name in chosen]
 
 
-def _leave_fused_path(module: torch.nn.Module) -> None:
+def _leave_fused_path(encoder: torch.nn.Module) -> None:
     """What PyTorch's encoders look at before they take the weights of their linear layers into one kernel."""
-    layers = module.layers if isinstance(module, torch.nn.TransformerEncoder) else [module]
-    for layer in layers:
-        if not isinstance(layer, torch.nn.TransformerEncoderLayer):
-            continue
-        if isinstance(layer.linear1, NVFP4Linear) or isinstance(layer.linear2, NVFP4Linear):
-            layer.activation_relu_or_gelu = 0
-            if isinstance(module, torch.nn.TransformerEncoder):
-                module.use_nested_tensor = False
+    if isinstance(encoder, torch.nn.TransformerEncoder):
+        encoder.use_nested_tensor = False
+    else:
+        encoder.activation_relu_or_gelu = 0
 
 
 def _select(linears: dict[str, torch.nn.Linear], selection: Selection, argument: str) -> set[str]:

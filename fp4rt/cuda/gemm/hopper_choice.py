@@ -43,7 +43,7 @@ _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
 _DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slower
 
-# Cycles, measured on an H200 at its usual clocks
+# Cycles of an H200 at its usual clocks, fitted to measured products
 _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
 _MOST_BYTES = 56.0  # from memory while few do, and from L2
 _DECODE_CYCLES = 40  # a warp decodes one row tile's chunk, loads and descriptors included
