@@ -5,6 +5,7 @@
 // cp.async land when their group is waited for and not before, and only inside memory that the test has named.
 // Threads run in their order, or, where `disturbed`, in a random one, and then give way at shared memory too.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -51,9 +52,10 @@ struct Copy {
 };
 
 struct Thread {
-    ucontext_t context;
+    ucontext_t context;  // where it begins; then `place`: swapcontext asks the system each time
+    jmp_buf place;
     std::vector<char> stack;
-    bool done = false;
+    bool begun = false, done = false;
     long barriers = 0, warp_barriers = 0, group_barriers = 0, cluster_barriers = 0;
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
@@ -69,7 +71,7 @@ inline std::vector<Range> readable;
 inline int current, block_threads = 1;  // of all threads of a cluster; threads of one block
 inline bool disturbed;
 inline uint64_t random_state;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline std::function<void()> body;
 inline std::vector<std::vector<unsigned>> warp_words;  // what the lanes of a warp show each other
 
@@ -78,7 +80,16 @@ inline std::vector<std::vector<unsigned>> warp_words;  // what the lanes of a wa
     std::abort();
 }
 
-inline void yield() { swapcontext(&threads[current].context, &scheduler); }
+inline void yield() {
+    if (_setjmp(threads[current].place) == 0) _longjmp(scheduler, 1);
+}
+
+inline void __attribute__((noinline)) resume(Thread& thread) {  // until it gives way
+    if (_setjmp(scheduler) != 0) return;
+    if (thread.begun) _longjmp(thread.place, 1);
+    thread.begun = true;
+    setcontext(&thread.context);
+}
 
 inline unsigned random_below(unsigned limit) {  // xorshift
     random_state ^= random_state << 13, random_state ^= random_state >> 7, random_state ^= random_state << 17;
@@ -174,7 +185,7 @@ inline void run_block(int threads_of_a_block, std::function<void()> kernel, int 
             if (threads[current].done) continue;
             running = true;
             if (disturbed && random_below(8) < (blocks > 1 && block_of_cluster() == slow ? 7u : 2u)) continue;
-            swapcontext(&scheduler, &threads[current].context);
+            resume(threads[current]);
         }
     }
     current = 0;
@@ -193,6 +204,7 @@ struct BlockIndex {
         X& operator=(unsigned block) { return first = block, *this; }
         X& operator++() { return ++first, *this; }
     } x;
+    unsigned y = 0;
 };
 inline BlockIndex blockIdx;
 struct ThreadIndex {
