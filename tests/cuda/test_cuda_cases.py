@@ -142,11 +142,11 @@ def test_b30_ties_go_to_the_even_code(device):
     assert data.tobytes().hex() == "072244668faaccee"
     for step, wanted in ((-1, [0, 1, 2, 3, 4, 5, 6]), (1, [1, 2, 3, 4, 5, 6, 7])):
         moved = (np.array(ties, np.float32).view(np.int32) + step).view(np.float32)
-        x = np.zeros((1, 16), np.float32)
-        x[0, 0], x[0, 1:8] = 6, moved
+        x = np.array([[6, *moved, -6, *-moved]], np.float32)
         codes = device.host(fp4rt.quantize(device.cupy.asarray(x), 1.0, layout="linear").data)[0]
-        found = [int(codes[i // 2] >> 4 * (i % 2) & 0xF) for i in range(1, 8)]
-        assert found == wanted
+        found = [int(codes[i // 2] >> 4 * (i % 2) & 0xF) for i in range(16)]
+        assert found[1:8] == wanted
+        assert found[9:] == [8 | code for code in wanted]
 
 
 def test_b33_contiguous_does_not_mean_aligned(device):

@@ -20,6 +20,8 @@ pytestmark = pytest.mark.gpu
 MILLISECOND = 1_980_000  # clocks of the busiest card here; a slower one is only busy for longer
 ROUNDS = 200
 SIX, CODES, SCALE = 6.0, 0x77, 0x38  # x = 6 everywhere with global scale 1
+# Inputs of two rounds and their codes and scales: what an earlier round left would show
+ALTERNATING, ALTERNATING_BYTES = (6.0, -3.0), ((0x77, 0x38), (0xFF, 0x30))
 
 
 @pytest.fixture
@@ -202,10 +204,11 @@ def test_b16_a_busy_jax_program_is_waited_for(jax: Any) -> None:
 
 
 def test_b16_reverse_a_third_stream_waits_for_our_results(torch: Any, cupy: Any) -> None:
-    x = cupy.full((1024, 1024), SIX, cupy.float16)
+    inputs = [cupy.full((1024, 1024), value, cupy.float16) for value in ALTERNATING]
     working, reading = cupy.cuda.Stream(non_blocking=True), torch.cuda.Stream()
-    fp4rt.quantize(x, 1.0)
+    fp4rt.quantize(inputs[0], 1.0)
     for round_number in range(ROUNDS):
+        x, (codes, scale) = inputs[round_number % 2], ALTERNATING_BYTES[round_number % 2]
         with working, torch.cuda.stream(reading):
             with torch.cuda.stream(torch.cuda.ExternalStream(working.ptr)):
                 torch.cuda._sleep(MILLISECOND)
@@ -213,21 +216,22 @@ def test_b16_reverse_a_third_stream_waits_for_our_results(torch: Any, cupy: Any)
             assert not working.done
             data, scales = torch.from_dlpack(q.data).clone(), torch.from_dlpack(q.scales).clone()
         reading.synchronize()
-        assert (data == CODES).all(), round_number
-        assert (scales == SCALE).all(), round_number
+        assert (data == codes).all(), round_number
+        assert (scales == scale).all(), round_number
         del q
         fp4rt.quantize(x, 2.0)  # takes the same memory again, on another stream
 
 
 def test_b16_reverse_jax_waits_for_our_results(torch: Any, jax: Any) -> None:
-    x = jax.numpy.full((1024, 1024), SIX, "float16")
-    fp4rt.quantize(x, 1.0)
+    inputs = [jax.numpy.full((1024, 1024), value, "float16") for value in ALTERNATING]
+    fp4rt.quantize(inputs[0], 1.0)
     with torch.cuda.stream(torch.cuda.default_stream()):  # what a JAX array's quantization runs on
         for round_number in range(ROUNDS):
+            codes, scale = ALTERNATING_BYTES[round_number % 2]
             torch.cuda._sleep(MILLISECOND)
-            q = fp4rt.quantize(x, 1.0)
+            q = fp4rt.quantize(inputs[round_number % 2], 1.0)
             total = jax.numpy.sum(q.scales.astype("int32")), jax.numpy.sum(q.data.astype("int32"))
-            assert (int(total[0]), int(total[1])) == (SCALE << 16, CODES << 19), round_number
+            assert (int(total[0]), int(total[1])) == (scale << 16, codes << 19), round_number
 
 
 def test_arrays_of_another_library_are_ordered_before_the_first_ones_stream(torch: Any, cupy: Any) -> None:
