@@ -10,12 +10,14 @@
 //                                                                 6  7 | 14 15
 //
 // The first `whole` tiles go round among the workers (a block, or a cluster). The k of all the others, laid end to end,
-// is cut into equal pieces for the first `sharers` workers, so that all end together. A tile that several workers have
-// pieces of is shared: see block/shared_tiles.cuh.
+// is cut into pieces of `piece_groups` column groups, the first of them with one more, for the first `sharers` workers, so
+// that all end together. A tile that several workers have pieces of is shared: see block/shared_tiles.cuh.
 //
 //   5 sharers, 3 tiles after the whole ones, of 10 column groups each:
 //     |  tile 0  |  tile 1  |  tile 2  |
 //     | 0   | 1   | 2   | 3   | 4      |     worker 1: groups 6 to 9 of tile 0, then 0 and 1 of tile 1
+//
+// A division takes as long as all else here, one of 64 bits several times as long, and nothing is on its way yet.
 #pragma once
 #include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
@@ -31,12 +33,14 @@ struct PrefillTile {
 
 template <u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_ROWS, u32 CLUSTER_KS, u32 RASTER>
 struct PrefillTiles {
+    static constexpr bool SHARES = CLUSTER_KS == 1;  // tiles, among workers
     u32 all_row_tiles, groups, token_tiles, row_clusters, whole;
     u32 worker, workers, sharers;
-    u64 shared_groups;  // of all tiles after the whole ones
-    u32 own_whole;      // of this worker
+    u32 piece_groups;
+    u32 longer;     // pieces that have one group more
+    u32 own_whole;  // of this worker
 
-    __device__ __forceinline__ PrefillTiles(const GemmArguments& args, u32 whole_tiles, u32 all_sharers)
+    __device__ __forceinline__ PrefillTiles(const GemmArguments& args, u32 whole_tiles, u32 all_sharers, u32 groups_each)
         : all_row_tiles(((u32)args.n + TILE_ROWS - 1) / TILE_ROWS),
           groups(((u32)args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
           token_tiles(((u32)args.m + BLOCK_TOKENS - 1) / BLOCK_TOKENS),
@@ -45,9 +49,9 @@ struct PrefillTiles {
           worker(blockIdx.x / (CLUSTER_ROWS * CLUSTER_KS)),
           workers(gridDim.x / (CLUSTER_ROWS * CLUSTER_KS)),
           sharers(all_sharers),
-          shared_groups((u64)(token_tiles * row_clusters - whole_tiles) * groups),
+          piece_groups(groups_each),
+          longer((token_tiles * row_clusters - whole_tiles) * groups - all_sharers * groups_each),
           own_whole(whole_tiles > worker ? 1 : 0) {
-        // A division takes as long as all else here, and nothing is on its way yet.
         if (whole_tiles > workers && own_whole != 0) own_whole = (whole_tiles - worker - 1) / workers + 1;
     }
 
@@ -56,18 +60,22 @@ struct PrefillTiles {
     // Of this worker, its whole tiles among them.
     __device__ __forceinline__ u32 pieces() const {
         if (worker >= sharers) return own_whole;
-        return own_whole + (u32)((first_of(worker + 1) - 1) / groups) - first_tile_of(worker) + 1;
+        return own_whole + (first_of(worker + 1) - 1) / groups - first_tile_of(worker) + 1;
     }
 
     // Where a sharer's piece of the groups laid end to end begins; there are at least as many groups as sharers.
-    __device__ __forceinline__ u64 first_of(u32 of_worker) const { return shared_groups * of_worker / sharers; }
+    __device__ __forceinline__ u32 first_of(u32 of_worker) const {
+        return of_worker * piece_groups + min(of_worker, longer);
+    }
 
     // The tile in which it begins.
-    __device__ __forceinline__ u32 first_tile_of(u32 of_worker) const { return (u32)(first_of(of_worker) / groups); }
+    __device__ __forceinline__ u32 first_tile_of(u32 of_worker) const { return first_of(of_worker) / groups; }
 
-    // Whose piece holds a group: the last sharer that begins at it or before.
-    __device__ __forceinline__ u32 worker_of(u64 group) const {
-        return (u32)(((group + 1) * sharers - 1) / shared_groups);
+    // Whose piece holds a group.
+    __device__ __forceinline__ u32 worker_of(u32 group) const {
+        const u32 in_longer = longer * (piece_groups + 1);
+        const bool is_longer = group < in_longer;
+        return (is_longer ? 0 : longer) + (is_longer ? group : group - in_longer) / (piece_groups + (is_longer ? 1 : 0));
     }
 
     __device__ __forceinline__ PrefillTile at(u32 piece, u32 rank) const {
@@ -76,11 +84,10 @@ struct PrefillTiles {
             return tile(worker + piece * workers, rank, groups * part / CLUSTER_KS, groups * (part + 1) / CLUSTER_KS,
                         NOT_SHARED);
         }
-        const u64 begin = first_of(worker), end = first_of(worker + 1);
-        const u32 number = (u32)(begin / groups) + piece - own_whole;
-        const u64 tile_begin = (u64)number * groups;
-        const u32 first = begin > tile_begin ? (u32)(begin - tile_begin) : 0;
-        const u32 last = end < tile_begin + groups ? (u32)(end - tile_begin) : groups;
+        const u32 begin = first_of(worker), end = first_of(worker + 1);
+        const u32 number = begin / groups + piece - own_whole, tile_begin = number * groups;
+        const u32 first = begin > tile_begin ? begin - tile_begin : 0;
+        const u32 last = end < tile_begin + groups ? end - tile_begin : groups;
         return tile(whole + number, rank, first, last, last - first == groups ? NOT_SHARED : number);
     }
 
@@ -98,4 +105,37 @@ struct PrefillTiles {
                 last_group,
                 shared};
     }
+};
+
+// One tile for each block, or cluster: the row block is its place in x in the grid, the token tile that in y.
+template <u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_KS>
+struct GridTile {
+    static constexpr bool SHARES = false;
+    u32 all_row_tiles, groups;
+
+    __device__ __forceinline__ GridTile(const GemmArguments& args, u32, u32, u32)
+        : all_row_tiles(((u32)args.n + TILE_ROWS - 1) / TILE_ROWS),
+          groups(((u32)args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS) {}
+
+    __device__ __forceinline__ bool has_any() const { return true; }
+    __device__ __forceinline__ u32 pieces() const { return 1; }
+
+    __device__ __forceinline__ PrefillTile at(u32, u32 rank) const {
+        const u32 first_row_tile = blockIdx.x / CLUSTER_KS * BLOCK_TILES, part = CLUSTER_KS > 1 ? rank : 0;
+        return {blockIdx.y * BLOCK_TOKENS,
+                first_row_tile,
+                first_row_tile < all_row_tiles ? min(BLOCK_TILES, all_row_tiles - first_row_tile) : 0,
+                groups * part / CLUSTER_KS,
+                groups * (part + 1) / CLUSTER_KS,
+                NOT_SHARED};
+    }
+};
+
+template <bool ONE_PIECE_EACH, u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_ROWS, u32 CLUSTER_KS, u32 RASTER>
+struct SelectTiles {
+    using Type = PrefillTiles<BLOCK_TILES, BLOCK_TOKENS, CLUSTER_ROWS, CLUSTER_KS, RASTER>;
+};
+template <u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_ROWS, u32 CLUSTER_KS, u32 RASTER>
+struct SelectTiles<true, BLOCK_TILES, BLOCK_TOKENS, CLUSTER_ROWS, CLUSTER_KS, RASTER> {
+    using Type = GridTile<BLOCK_TILES, BLOCK_TOKENS, CLUSTER_KS>;
 };

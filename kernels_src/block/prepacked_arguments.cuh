@@ -1,15 +1,22 @@
 // The arguments of the Hopper kernels: a matrix product with a prepacked weight and activations behind a tensor map.
+//
+// The map, with box rows of 64 columns, 128 bytes, swizzled by 128 bytes, is one of
+//
+//   whole_chunks != 0    (64 columns, m tokens, k / 64 chunks)    a box has all chunks of a stage
+//   whole_chunks == 0    (k columns, m tokens, 1)                 a box has one; what lies past k arrives as zeros
 #pragma once
 #include "block/gemm_arguments.cuh"
 #include "ptx/bulk_copy.cuh"
 
 struct PrepackedGemmArguments {
-    TensorMap activations;  // (m, k) fp16 or bf16; tiles of 64 columns, 128 bytes, swizzled by 128 bytes
+    TensorMap activations;  // (m, k) fp16 or bf16
     GemmArguments gemm;     // `b` are the tiles; `a` and its layout are read only where A is NVFP4 and has no map
+    u32 whole_chunks;       // which map: a copy costs its warp some 80 cycles, however little it brings
     u32 dependent;          // not 0: launched while the kernel that writes the activations runs
     // gemm_prefill.cu alone: block/prefill_tiles.cuh, block/shared_tiles.cuh
     u32 whole_tiles;        // that one worker has alone
     float* shared_sums;
     u32* arrivals;          // 0 before the launch
     u32 sharers;            // workers that share the other tiles; 0 where there are none
+    u32 piece_groups;       // column groups that each of these has, or one fewer
 };

@@ -53,10 +53,14 @@ struct PrepackedStages {
 
     __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const PrepackedWalk& walk,
                                                      u32 stage, u32 lane) const {
-        if (COPIED_TOKEN_BYTES != 0 && lane >= 32 - STAGE_CHUNKS) {
+        if (COPIED_TOKEN_BYTES == 0) return;
+        const u32 to = base + stage * STAGE_BYTES + ACTIVATIONS_AT, first = walk.unit * STAGE_CHUNKS;
+        if (args.whole_chunks != 0) {
+            if (lane == 31) tensor_load(to, &args.activations, 0, 0, first, barriers.full(stage));
+        } else if (lane >= 32 - STAGE_CHUNKS) {
             const u32 chunk = lane - (32 - STAGE_CHUNKS);
-            tensor_load(base + stage * STAGE_BYTES + ACTIVATIONS_AT + chunk * CHUNK_TOKEN_BYTES, &args.activations,
-                        (walk.unit * STAGE_CHUNKS + chunk) * CHUNK_COLUMNS, 0, barriers.full(stage));
+            tensor_load(to + chunk * CHUNK_TOKEN_BYTES, &args.activations, (first + chunk) * CHUNK_COLUMNS, 0, 0,
+                        barriers.full(stage));
         }
     }
 
@@ -65,7 +69,7 @@ struct PrepackedStages {
         mbarrier_fence_init();
     }
 
-    // A warp: everything that the block needs copied.
+    // The warp that initialized the barriers: everything that the block needs copied.
     __device__ __forceinline__ void produce(const PrepackedGemmArguments& args, u32 lane) const {
         const u64 read_once = evict_first_policy();
         PrepackedWalk walk(args.gemm);
@@ -79,6 +83,7 @@ struct PrepackedStages {
             place.advance();
             walk.next_unit();
         }
+#pragma unroll 1
         for (; !walk.done(); walk.next_unit()) {
             mbarrier_wait(barriers.empty(place.stage), place.parity);
             send_weights(args, walk, place.stage, lane, read_once);

@@ -1,10 +1,9 @@
 // Which part of a matrix product a block computes: decode and small, whose tile holds all tokens.
 //
-// The rows of the weight are cut into row blocks of ROW_TILES tiles of 16, and k into `splits` parts of whole units (a
-// unit is what a stage holds). Row blocks come first in the order, so that blocks that run at the same time read
-// neighbouring tiles. The blocks of a cluster, which the hardware runs together, halve a part of k again and add their
-// sums themselves. Every sum is made in a fixed order; `partial` sums of several parts are added by a second kernel, so
-// no block ever waits for one that may not run.
+// The rows of the weight are cut into row blocks of ROW_TILES tiles of 16; blocks that run at the same time read
+// neighbouring ones. The blocks of a cluster, which the hardware runs together, halve k and add their sums themselves, in
+// a fixed order: no block ever waits for one that may not run. With ONE_PIECE the grid has a block, or a cluster, for each
+// row block.
 //
 // With OWN_TILES, a block of a cluster has so many of its row tiles alone, for all of k; only the others are the
 // cluster's, and each block takes every second unit of them. So a block can have the work of three and a half groups of
@@ -12,7 +11,7 @@
 //
 //   row tiles of a cluster, OWN_TILES = 12, ROW_TILES = 16:   [12 of block 0][12 of block 1][4 of both]
 //
-// Defined by the kernel: ROW_TILES, OWN_TILES, STAGE_GROUPS, K_CLUSTER.
+// Defined by the kernel: ROW_TILES, OWN_TILES, STAGE_GROUPS, K_CLUSTER, ONE_PIECE.
 #pragma once
 #include "block/gemm_arguments.cuh"
 #include "layout/prepacked.cuh"
@@ -24,12 +23,11 @@ struct PrepackedWork {
     u32 first_tile, tiles;          // row tiles; fewer than there is room for in the last row block
     u32 own_first_tile, own_tiles;  // those that the block has alone
     u32 first_unit, last_unit;
-    u32 split;
 };
 
 // Walks over a block's pieces of work, and in each over its units.
 struct PrepackedWalk {
-    u32 row_tiles, groups, units, row_blocks, splits;  // of the whole product
+    u32 row_tiles, groups, units, row_blocks;  // of the whole product
     u32 item, unit;
     PrepackedWork work;
 
@@ -38,14 +36,16 @@ struct PrepackedWalk {
           groups((args.k + GROUP_COLUMNS - 1) / GROUP_COLUMNS),
           units((groups + STAGE_GROUPS - 1) / STAGE_GROUPS),
           row_blocks((row_tiles + CLUSTER_TILES - 1) / CLUSTER_TILES),
-          splits(args.splits),
-          item(blockIdx.x / K_CLUSTER) {
+          item(blockIdx.x / K_CLUSTER),
+          over(false) {
         begin();
     }
 
-    __device__ __forceinline__ bool done() const { return item >= row_blocks * splits; }
+    __device__ __forceinline__ bool done() const { return ONE_PIECE ? over : item >= row_blocks; }
+    __device__ __forceinline__ bool is_first() const { return ONE_PIECE || item == blockIdx.x / K_CLUSTER; }
 
     __device__ __forceinline__ void next_item() {
+        over = true;
         item += gridDim.x / K_CLUSTER;
         if (!done()) begin();
     }
@@ -60,23 +60,21 @@ struct PrepackedWalk {
     }
 
   private:
+    bool over;
+
     // How many of `most` row tiles from `first` on there are.
     __device__ __forceinline__ u32 up_to(u32 most, u32 first) const {
         return first < row_tiles ? min(most, row_tiles - first) : 0;
     }
 
     __device__ __forceinline__ void begin() {
-        const u32 split = splits == 1 ? 0 : item / row_blocks;  // a division takes longer than all else here
-        const u32 cluster_tile = (item - split * row_blocks) * CLUSTER_TILES;
+        const u32 cluster_tile = item * CLUSTER_TILES;
         const u32 own_first_tile = cluster_tile + blockIdx.x % K_CLUSTER * OWN_TILES;
         const u32 first_tile = cluster_tile + K_CLUSTER * OWN_TILES;
+        constexpr u32 PARTS_OF_K = OWN_TILES == 0 ? K_CLUSTER : 1;
+        const u32 part = blockIdx.x % PARTS_OF_K;
         work = {first_tile, up_to(ROW_TILES - OWN_TILES, first_tile), own_first_tile, up_to(OWN_TILES, own_first_tile),
-                0, units, split};
-        constexpr u32 SHARES = OWN_TILES == 0 ? K_CLUSTER : 1;  // contiguous parts of k that a cluster makes of one
-        if (SHARES * splits > 1) {
-            const u32 part = split * SHARES + blockIdx.x % SHARES, parts = splits * SHARES;
-            work.first_unit = units * part / parts, work.last_unit = units * (part + 1) / parts;
-        }
+                units * part / PARTS_OF_K, units * (part + 1) / PARTS_OF_K};
         unit = work.first_unit;
     }
 };

@@ -1,6 +1,6 @@
 // Sums from registers to (m, n) in global memory, without a branch an element: code that runs once should be short.
 //
-// Finished results take alpha, bias and one rounding; sums of one part of k go as fp32 to partial[split].
+// Results take alpha, bias and one rounding.
 // A lane's sums lie as mma.sync leaves them: rows of the weight g and g + 8, tokens 2t and 2t + 1.
 #pragma once
 #include "block/gemm_epilogue.cuh"
@@ -16,11 +16,7 @@ struct ResultWriter {
     float first;   // 1; where the factor would overflow it is alpha alone, and this the power of two
 };
 
-__device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha,
-                                                      u32 split) {
-    if (args.partial != nullptr) {
-        return {(u8*)(args.partial + split * args.m * args.n), args.n, (u32)args.m, 1, false, product_inverse, 1.0f};
-    }
+__device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha) {
     const bool fits = fabsf(alpha) < 0x1p100f;
     return {(u8*)args.out,
             args.n,
@@ -41,7 +37,7 @@ __device__ __forceinline__ void apply_first(const ResultWriter& writer, float* s
 
 // The bias of a row, and -0 where there is none: adding it changes no bit.
 __device__ __forceinline__ float bias_or_nothing(const GemmArguments& args, i64 row) {
-    return args.bias == nullptr || args.partial != nullptr || row >= args.n ? -0.0f : gemm_bias(args, row);
+    return args.bias == nullptr || row >= args.n ? -0.0f : gemm_bias(args, row);
 }
 
 __device__ __forceinline__ float finished(const ResultWriter& writer, float sum, float bias) {
@@ -52,14 +48,30 @@ __device__ __forceinline__ float finished(const ResultWriter& writer, float sum,
 // instructions, half as many: a short product fetches them from memory at its end, when it has nothing else to do.
 template <i32 TYPE>
 __device__ __forceinline__ bool are_plain(const GemmArguments& args, const ResultWriter& writer) {
-    return args.out_type == TYPE && args.bias == nullptr && args.partial == nullptr && writer.first == 1.0f;
+    return args.out_type == TYPE && args.bias == nullptr && writer.first == 1.0f;
 }
 
+// Results of two neighbouring tokens, of row g or, `high`, g + 8.
 template <i32 TYPE>
-__device__ __forceinline__ u32 plain_pair(const ResultWriter& writer, const float* two) {
-    const float low = two[0] * writer.factor, high = two[1] * writer.factor;
-    return TYPE == FLOAT16 ? f16x2_from_floats(low, high) : bf16x2_from_floats(low, high);
-}
+struct PlainPairs {
+    const ResultWriter& writer;
+
+    __device__ __forceinline__ u32 operator()(const float* two, bool = false) const {
+        const float low = two[0] * writer.factor, high_token = two[1] * writer.factor;
+        return TYPE == FLOAT16 ? f16x2_from_floats(low, high_token) : bf16x2_from_floats(low, high_token);
+    }
+};
+
+struct FinishedPairs {
+    const ResultWriter& writer;
+    float bias, bias_high;  // of rows g and g + 8
+
+    __device__ __forceinline__ u32 operator()(const float* two, bool high) const {
+        const float of_row = high ? bias_high : bias;
+        const float low = finished(writer, two[0], of_row), high_token = finished(writer, two[1], of_row);
+        return writer.half ? f16x2_from_floats(low, high_token) : bf16x2_from_floats(low, high_token);
+    }
+};
 
 __device__ __forceinline__ void write_result(const ResultWriter& writer, u32 token, i64 row, float sum, float bias) {
     const float value = finished(writer, sum, bias);
@@ -96,7 +108,8 @@ __device__ __forceinline__ void write_plain_sums(const ResultWriter& writer, con
     const bool has_row = row < writer.n, has_high = row + 8 < writer.n;
 #pragma unroll
     for (u32 q = 0; q < TILES; ++q) {
-        const u32 pair = plain_pair<TYPE>(writer, sums + 4 * q), pair_high = plain_pair<TYPE>(writer, sums + 4 * q + 2);
+        const PlainPairs<TYPE> pair_of{writer};
+        const u32 pair = pair_of(sums + 4 * q), pair_high = pair_of(sums + 4 * q + 2);
 #pragma unroll
         for (u32 i = 0; i < 2; ++i) {
             u16* const to = at + (8 * q + i) * writer.n;

@@ -30,8 +30,8 @@ struct SharedTiles {
     // Whether this warpgroup came last and now has the sums of all pieces.
     template <class Tiles>
     __device__ __forceinline__ bool add(const Tiles& tiles, u32 number, float* sums) const {
-        const u32 first = tiles.worker_of((u64)number * tiles.groups);
-        const u32 others = tiles.worker_of((u64)(number + 1) * tiles.groups - 1) - first;
+        const u32 first = tiles.worker_of(number * tiles.groups);
+        const u32 others = tiles.worker_of((number + 1) * tiles.groups - 1) - first;
         u32* const come = args.arrivals + ((number * CLUSTER_BLOCKS + rank) * GROUPS + group) * 2;
         u32* const written = come + 1;
         named_barrier_sync(barrier, THREADS);  // all have read the word of the tile before

@@ -13,12 +13,7 @@
 
 // Whether results can leave so; what cannot goes through write_sums.
 __device__ __forceinline__ bool leaves_transposed(const GemmArguments& args) {
-    return args.out_type != FLOAT32 && args.partial == nullptr && args.n % 8 == 0 && (u64)args.out % 16 == 0;
-}
-
-__device__ __forceinline__ u32 narrowed_pair(const ResultWriter& writer, const float* two, float bias) {
-    const float low = finished(writer, two[0], bias), high = finished(writer, two[1], bias);
-    return writer.half ? f16x2_from_floats(low, high) : bf16x2_from_floats(low, high);
+    return args.out_type != FLOAT32 && args.n % 8 == 0 && (u64)args.out % 16 == 0;
 }
 
 template <u32 WARPS, u32 PASS>
@@ -32,21 +27,18 @@ struct TransposedResults {
         return shared + token * TOKEN_BYTES + ((unit ^ token / TURN % UNITS) << 4);
     }
 
-    // A warp's 16 rows, as mma.sync and wgmma leave the sums of PASS tokens; the biases of rows g and g + 8.
-    __device__ __forceinline__ void stage(const ResultWriter& writer, const float* sums, u32 warp, u32 lane, float bias,
-                                          float bias_high) const {
+    // A warp's 16 rows, as mma.sync and wgmma leave the sums of PASS tokens; PlainPairs or FinishedPairs.
+    template <class Pairs>
+    __device__ __forceinline__ void stage(const Pairs& pair_of, const float* sums, u32 warp, u32 lane) const {
         const u32 unit = warp * 2 + lane / 8 % 2;
         if constexpr (PASS == 8) {
-            store_matrix_x2_transposed(place(lane % 8, unit), narrowed_pair(writer, sums, bias),
-                                       narrowed_pair(writer, sums + 2, bias_high));
+            store_matrix_x2_transposed(place(lane % 8, unit), pair_of(sums, false), pair_of(sums + 2, true));
         } else {
 #pragma unroll
             for (u32 q = 0; q < PASS / 8; q += 2) {  // matrices (tokens, rows): (0-7, 0-7), (0-7, 8-15), (8-15, 0-7) ...
                 u32 pairs[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    pairs[i] = narrowed_pair(writer, sums + 4 * q + 2 * i, i % 2 ? bias_high : bias);
-                }
+                for (u32 i = 0; i < 4; ++i) pairs[i] = pair_of(sums + 4 * q + 2 * i, i % 2 != 0);
                 store_matrix_x4_transposed(place(q * 8 + lane / 16 * 8 + lane % 8, unit), pairs[0], pairs[1], pairs[2],
                                            pairs[3]);
             }

@@ -9,8 +9,8 @@
 // the stages' own.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS, K_WARPS
-// (a power of two), K_CLUSTER (1 or 2), ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where things lie in
-// shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+// (a power of two), K_CLUSTER (1 or 2), ONE_PIECE, ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where things
+// lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
 #define OWN_TILES 0
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
@@ -33,7 +33,8 @@ constexpr u32 PARTS = K_WARPS * K_CLUSTER;  // sums of an element, which meet
 constexpr u32 TOKEN_TILE_BYTES = 8 * CHUNK_COLUMNS * 2;
 constexpr u32 SUMS_TILE_BYTES = TILE_ROWS * 8 * 4;
 constexpr u32 REDUCTION_BYTES = (PARTS - 1) * ROW_WARPS * WARP_TILES * TOKEN_TILES * SUMS_TILE_BYTES;
-constexpr u32 REDUCTION_BARRIER = 1;
+constexpr u32 REDUCTION_BARRIER = 1, START_BARRIER = 2;
+constexpr u32 STARTING_THREADS = 32 * (CONSUMER_WARPS + 1 + ACTIVATION_WARPS);
 #if ACTIVATION_WARPS > 0
 constexpr u32 OTHER_WARPS = 1 + ACTIVATION_WARPS;
 constexpr float PRODUCT_INVERSE = Weights::PRODUCT_INVERSE * DecodedActivations::DECODED_INVERSE;
@@ -53,15 +54,17 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
-    if (threadIdx.x == 0) {
-        meeting.init(REDUCTION_BYTES);
-        stages.init_barriers(32 * CONSUMER_WARPS);
-    }
-    __syncthreads();
     if (warp == CONSUMER_WARPS) {
+        if (lane == 0) {
+            meeting.init(REDUCTION_BYTES);
+            stages.init_barriers(32 * CONSUMER_WARPS);
+        }
+        __syncwarp();
+        named_barrier_arrive(START_BARRIER, STARTING_THREADS);
         stages.produce(args, lane);
         return;
     }
+    named_barrier_sync(START_BARRIER, STARTING_THREADS);
 #if ACTIVATION_WARPS > 0
     if (warp > CONSUMER_WARPS) {
         decode_activations(args, stages, threadIdx.x - 32 * (CONSUMER_WARPS + 1));
@@ -149,7 +152,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                 const u32 sums_tile = (((of_part - 1) * ROW_WARPS + row_warp) * WARP_TILES + r) * TOKEN_TILES + q;
                 return base + REDUCTION_AT + sums_tile * SUMS_TILE_BYTES + lane * 16;
             };
-            meeting.open(walk.item == blockIdx.x);
+            meeting.open(walk.is_first());
 #pragma unroll
             for (u32 r = 0; r < WARP_TILES; ++r) {
 #pragma unroll
@@ -168,7 +171,7 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
         }
-        const ResultWriter writer = result_writer(args.gemm, PRODUCT_INVERSE, alpha, work.split);
+        const ResultWriter writer = result_writer(args.gemm, PRODUCT_INVERSE, alpha);
         const bool plain = are_plain<A_TYPE>(args.gemm, writer);
 #pragma unroll
         for (u32 r = 0; r < WARP_TILES; ++r) {

@@ -1,7 +1,8 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for many tokens: bound by the tensor cores.
 // On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER x 64; sm_90a.
 //
-// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens. One warp keeps stages of STAGE_CHUNKS
+// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens; with ONE_PIECE each block has the tile of its
+// place in the grid, and much less to compute and to fetch before its first copy and after its last product. One warp keeps stages of STAGE_CHUNKS
 // chunks of activations on their way, one the weights; two consumer warpgroups decode weights to registers, the row
 // operand of wgmma, each for half of the rows, one stage ahead of the products. Few tokens and one row block have little
 // to multiply in a chunk: two make a stage, so that the products take longer than all that comes between them.
@@ -13,8 +14,8 @@
 //                   [2][2][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
-// ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and where
-// things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
+// ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and
+// where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"
@@ -31,7 +32,7 @@
 #endif
 
 using Weights = WeightsFor<A_TYPE>;
-using Tiles = PrefillTiles<ROW_TILES, TOKENS, CLUSTER, K_CLUSTER, RASTER_TOKENS>;
+using Tiles = SelectTiles<ONE_PIECE != 0, ROW_TILES, TOKENS, CLUSTER, K_CLUSTER, RASTER_TOKENS>::Type;
 
 constexpr u32 CLUSTER_BLOCKS = CLUSTER * K_CLUSTER;
 static_assert(CLUSTER == 1 || K_CLUSTER == 1, "blocks share tokens or halve k");
@@ -44,6 +45,7 @@ constexpr u32 ACTIVATION_BYTES = STAGE_CHUNKS * CHUNK_TOKEN_BYTES;
 constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 GROUP_BARRIER = 1;  // and the next one, for the second warpgroup
+constexpr u32 START_BARRIER = 3, STARTING_THREADS = 64 + CONSUMER_GROUPS * GROUP_THREADS;
 constexpr u32 NO_STAGE = ~0u;
 // CUDA 12 compilers find no register for alpha in the loop of the tallest tiles.
 constexpr bool ALPHA_LATE = ROW_BLOCKS > 1 && __CUDACC_VER_MAJOR__ < 13;
@@ -70,14 +72,18 @@ __device__ __forceinline__ void send_stage(const PrepackedGemmArguments& args, u
     const u32 own = CLUSTER > 1 ? rank * PART : 0;
     const u32 to = base + stage * ACTIVATION_BYTES + own * CHUNK_COLUMNS * 2, token = first_token + own;
     mbarrier_arrive_expect(barrier, ACTIVATION_BYTES);
-#pragma unroll
-    for (u32 i = 0; i < STAGE_CHUNKS; ++i) {
-        const u32 to_chunk = to + i * CHUNK_TOKEN_BYTES, column = (chunk + i) * CHUNK_COLUMNS;
+    const auto load = [&](u32 to_chunk, u32 column, u32 from_chunk) {
         if constexpr (CLUSTER > 1) {
-            tensor_load_multicast(to_chunk, &args.activations, column, token, barrier, (1 << CLUSTER) - 1);
+            tensor_load_multicast(to_chunk, &args.activations, column, token, from_chunk, barrier, (1 << CLUSTER) - 1);
         } else {
-            tensor_load(to_chunk, &args.activations, column, token, barrier);
+            tensor_load(to_chunk, &args.activations, column, token, from_chunk, barrier);
         }
+    };
+    if (STAGE_CHUNKS > 1 && args.whole_chunks != 0) {
+        load(to, 0, chunk);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < STAGE_CHUNKS; ++i) load(to + i * CHUNK_TOKEN_BYTES, (chunk + i) * CHUNK_COLUMNS, 0);
     }
 }
 
@@ -97,6 +103,7 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
         const PrefillTile tile = tiles.at(piece, rank);
         u32 chunk = tile.first_group * GROUP_CHUNKS;
         if (piece == 0 && sends_activations_first(args)) chunk += STAGE_CHUNKS, place.advance();
+#pragma unroll 1
         for (; chunk < tile.last_group * GROUP_CHUNKS; chunk += STAGE_CHUNKS) {
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
             send_stage(args, base, rank, tile.first_token, chunk, place.stage);
@@ -132,6 +139,7 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
         const PrefillTile tile = tiles.at(piece, rank);
         u32 group = tile.first_group;
         if (piece == 0) ++group, place.advance();
+#pragma unroll 1
         for (; group < tile.last_group; ++group) {
             mbarrier_wait(rings.weights.empty(place.stage), place.parity);
             send_group(args, tiles, base, tile, group, place.stage);
@@ -151,11 +159,12 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
 
-    if (warp < 2 && lane == 0) {  // what the block needs first is on its way before it meets
-        const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
+    if (warp < 4) {  // what the block needs first is on its way before it meets
+        lower_registers<PRODUCER_REGISTERS>();
+        const Tiles tiles(args.gemm, args.whole_tiles, args.sharers, args.piece_groups);
         const bool any = tiles.has_any();
         const PrefillTile tile = any ? tiles.at(0, rank) : PrefillTile{};
-        if (warp == 0) {
+        if (warp == 0 && lane == 0) {
             rings.activations.init(CONSUMER_GROUPS * CLUSTER);
             if constexpr (K_CLUSTER > 1) {
                 mbarrier_init(rings.sums, 1);
@@ -167,23 +176,25 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             } else {
                 tensor_map_prefetch(&args.activations);
             }
-        } else {
+        }
+        if (warp == 1 && lane == 0) {
             rings.weights.init(CONSUMER_GROUPS * GROUP_THREADS);
             mbarrier_fence_init();
             if (any) send_group(args, tiles, base, tile, tile.first_group, 0);
         }
-    }
-    if constexpr (CLUSTER > 1) cluster_meet(); else __syncthreads();
-    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers);
-
-    if (warp < 4) {
-        lower_registers<PRODUCER_REGISTERS>();
+        __syncwarp();
+        if constexpr (CLUSTER > 1) {
+            cluster_meet();
+        } else {
+            if (warp < 2) named_barrier_arrive(START_BARRIER, STARTING_THREADS);
+        }
         if (warp == 0 && lane == 0) send_activations(args, tiles, base, rank);
         if (warp == 1 && lane == 0) send_weights(args, tiles, base, rank);
         return;
     }
 
     raise_registers<CONSUMER_REGISTERS>();
+    if constexpr (CLUSTER > 1) cluster_meet(); else named_barrier_sync(START_BARRIER, STARTING_THREADS);
     const u32 group = warp / 4 - 1, group_warp = warp % 4, group_thread = threadIdx.x % GROUP_THREADS;
     const u32 g = lane / 4, t = lane % 4;
     const auto own_tile = [&](u32 block) { return (group * ROW_BLOCKS + block) * 4 + group_warp; };
@@ -216,6 +227,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         }
     };
     u32 out_half = 0;
+    const Tiles tiles(args.gemm, args.whole_tiles, args.sharers, args.piece_groups);
     const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
 
     const u32 pieces = tiles.pieces();
@@ -298,11 +310,11 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
         }
-        if constexpr (K_CLUSTER == 1) {
+        if constexpr (Tiles::SHARES) {
             if (tile.shared != NOT_SHARED && !shared.add(tiles, tile.shared, sums[0])) continue;
         }
         if (ALPHA_LATE) alpha = gemm_alpha(args.gemm);
-        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, 0);
+        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha);
         const bool transposed = leaves_transposed(args.gemm);
         const u32 end_row = min((u32)args.gemm.n, (tile.first_row_tile + tile.row_tiles) * TILE_ROWS);
 #pragma unroll
@@ -316,17 +328,23 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 }
                 continue;
             }
-            const float bias = bias_or_nothing(args.gemm, row), bias_high = bias_or_nothing(args.gemm, row + 8);
-            apply_first<SUMS>(writer, sums[b]);
+            const auto leave = [&](const auto& pair_of) {
 #pragma unroll
-            for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
-                // A half is written anew two passes on, when all have met since they read it.
-                const Results results{base + OUT_AT + (group * 2 + out_half) * Results::BYTES};
-                out_half ^= 1;
-                results.stage(writer, sums[b] + token / 2, group_warp, lane, bias, bias_high);
-                named_barrier_sync(barrier, GROUP_THREADS);
-                results.template store<GROUP_THREADS>(args.gemm, tile.first_token + token, first_row, end_row,
-                                                      group_thread);
+                for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
+                    // A half is written anew two passes on, when all have met since they read it.
+                    const Results results{base + OUT_AT + (group * 2 + out_half) * Results::BYTES};
+                    out_half ^= 1;
+                    results.stage(pair_of, sums[b] + token / 2, group_warp, lane);
+                    named_barrier_sync(barrier, GROUP_THREADS);
+                    results.template store<GROUP_THREADS>(args.gemm, tile.first_token + token, first_row, end_row,
+                                                          group_thread);
+                }
+            };
+            if (are_plain<A_TYPE>(args.gemm, writer)) {
+                leave(PlainPairs<A_TYPE>{writer});
+            } else {
+                apply_first<SUMS>(writer, sums[b]);
+                leave(FinishedPairs{writer, bias_or_nothing(args.gemm, row), bias_or_nothing(args.gemm, row + 8)});
             }
         }
     }

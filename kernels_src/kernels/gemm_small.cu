@@ -13,8 +13,8 @@
 // after the other, and so each instruction of the loop counts.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
-// K_CLUSTER (1 or 2), OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS, CONSUMER_REGISTERS,
-// PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
+// K_CLUSTER (1 or 2), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
+// CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
 // REDUCTION_AT, OUT_AT.
 #define ACTIVATION_WARPS 0
 #include "block/meeting.cuh"
@@ -39,7 +39,7 @@ constexpr u32 SUMS = TOKENS / 2;  // a lane's sums of one 64-row block
 constexpr u32 SUMS_TILE_BYTES = 64 * 8 * 4;
 constexpr u32 OWN_GROUPS = OWN_TILES / (4 * ROW_BLOCKS), SHARED_GROUPS = ROW_GROUPS - OWN_GROUPS;
 constexpr u32 REDUCTION_BYTES = (PARTS - 1) * SHARED_GROUPS * ROW_BLOCKS * TOKEN_TILES * SUMS_TILE_BYTES;
-constexpr u32 REDUCTION_BARRIER = 1;
+constexpr u32 REDUCTION_BARRIER = 1, START_BARRIER = 2, STARTING_THREADS = 32 * (CONSUMER_WARPS + 1);
 constexpr u32 NO_STAGE = ~0u;
 
 using Results = TransposedResults<1, OUT_TOKENS>;
@@ -55,18 +55,21 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     const u32 warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
 
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
-    if (threadIdx.x == 0) {
-        meeting.init(REDUCTION_BYTES);
-        stages.init_barriers(32 * CONSUMER_WARPS);
-    }
-    __syncthreads();
     if (warp >= CONSUMER_WARPS) {
         lower_registers<PRODUCER_REGISTERS>();
-        if (warp == CONSUMER_WARPS) stages.produce(args, lane);
+        if (warp > CONSUMER_WARPS) return;
+        if (lane == 0) {
+            meeting.init(REDUCTION_BYTES);
+            stages.init_barriers(32 * CONSUMER_WARPS);
+        }
+        __syncwarp();
+        named_barrier_arrive(START_BARRIER, STARTING_THREADS);
+        stages.produce(args, lane);
         return;
     }
 
     raise_registers<CONSUMER_REGISTERS>();
+    named_barrier_sync(START_BARRIER, STARTING_THREADS);
     const u32 group_warp = warp % 4, row_group = warp / 4 % ROW_GROUPS, k_group = warp / 4 / ROW_GROUPS;
     const u32 g = lane / 4, t = lane % 4;
     const float alpha = gemm_alpha(args.gemm);
@@ -168,7 +171,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
                 const u32 sums_tile = (shared_group * ROW_BLOCKS + b) * TOKEN_TILES + q;
                 return base + REDUCTION_AT + sums_tile * SUMS_TILE_BYTES + threadIdx.x % 128 * 16;
             };
-            meeting.open(walk.item == blockIdx.x);
+            meeting.open(walk.is_first());
 #pragma unroll
             for (u32 b = 0; b < ROW_BLOCKS; ++b) {
 #pragma unroll
@@ -188,7 +191,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
                 }
             }
         }
-        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha, work.split);
+        const ResultWriter writer = result_writer(args.gemm, Weights::PRODUCT_INVERSE, alpha);
         const bool transposed = leaves_transposed(args.gemm);
 #pragma unroll
         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
@@ -199,14 +202,20 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
                 write_sums<TOKEN_TILES>(args.gemm, writer, sums[b], 2 * t, row + g);
                 continue;
             }
-            const float bias = bias_or_nothing(args.gemm, row + g), bias_high = bias_or_nothing(args.gemm, row + g + 8);
-            apply_first<SUMS>(writer, sums[b]);
+            const auto leave = [&](const auto& pair_of) {
 #pragma unroll
-            for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
-                __syncwarp();  // what left before is read
-                results.stage(writer, sums[b] + token / 2, 0, lane, bias, bias_high);
-                __syncwarp();
-                results.template store<32>(args.gemm, token, row, (u32)args.gemm.n, lane);
+                for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
+                    __syncwarp();  // what left before is read
+                    results.stage(pair_of, sums[b] + token / 2, 0, lane);
+                    __syncwarp();
+                    results.template store<32>(args.gemm, token, row, (u32)args.gemm.n, lane);
+                }
+            };
+            if (are_plain<A_TYPE>(args.gemm, writer)) {
+                leave(PlainPairs<A_TYPE>{writer});
+            } else {
+                apply_first<SUMS>(writer, sums[b]);
+                leave(FinishedPairs{writer, bias_or_nothing(args.gemm, row + g), bias_or_nothing(args.gemm, row + g + 8)});
             }
         }
     }

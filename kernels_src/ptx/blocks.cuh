@@ -12,6 +12,11 @@ __device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same for threads that nothing keeps waiting: they count as having come.
+__device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 // Registers a thread may hold from here on, for a warpgroup; the kernel must have a cap at entry.
 template <int REGISTERS>
 __device__ __forceinline__ void raise_registers() {

@@ -23,20 +23,20 @@ __device__ __forceinline__ void bulk_load_policy(u32 to, const void* from, u32 b
                  : "memory");
 }
 
-// A tile of a matrix, its corner at (column, row); what lies outside the matrix arrives as zeros.
-__device__ __forceinline__ void tensor_load(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(barrier)
+// A box of a tensor of three dimensions, its corner at (x, y, z); what lies outside the tensor arrives as zeros.
+__device__ __forceinline__ void tensor_load(u32 to, const TensorMap* map, i32 x, i32 y, i32 z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
                  : "memory");
 }
 
 // The same into every block of the cluster whose bit is set in `blocks`, at the same addresses, completing there.
-__device__ __forceinline__ void tensor_load_multicast(u32 to, const TensorMap* map, i32 column, i32 row, u32 barrier,
+__device__ __forceinline__ void tensor_load_multicast(u32 to, const TensorMap* map, i32 x, i32 y, i32 z, u32 barrier,
                                                       u16 blocks) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-                 ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
-                 "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(blocks)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
                  : "memory");
 }
 

@@ -149,7 +149,7 @@ def plan_of_tile(a, b, tile):
 
     left, weight = a.views(), Weight(b.packed.views())
     problem = problem_of(left, weight)
-    return make_plan(left, weight, problem, with_hopper_tile(problem, tile, 1, "asked for")), left, weight
+    return make_plan(left, weight, problem, with_hopper_tile(problem, tile, "asked for")), left, weight
 
 
 def check_tile(what, a, b, tile, out_dtype="float32"):

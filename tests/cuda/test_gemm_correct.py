@@ -236,7 +236,7 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
             a = cases.activations(rng, m, k, kind)
             for tile in tiles:
                 for out_dtype in ("float16", "float32"):
-                    if tile.max_splits(k) > 0:
+                    if tile.can_share(k):
                         cases.check_tile(f"{kind} m={m} n={n}", a, b, tile, out_dtype)
 
 
@@ -273,7 +273,7 @@ def test_every_form_of_a_small_tile_on_one_product(rng):
             a = cases.activations(rng, m, k, kind)
             for tile in tiles:
                 for out_dtype in ("bfloat16", "float32") if kind == "bfloat16" else ("float16",):
-                    if m <= tile.max_tokens and tile.max_splits(k) > 0:
+                    if m <= tile.max_tokens and tile.can_share(k):
                         cases.check_tile(f"{kind} m={m} n={n} k={k}", a, b, tile, out_dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -31,11 +32,11 @@ def covers_the_rows(tile):
 @pytest.mark.parametrize("multiprocessors", [H200, H800])
 def test_every_product_gets_a_tile_that_fits_and_covers_it(multiprocessors):
     for (n, k), m in itertools.product(WEIGHTS, TOKENS):
-        tile, splits, why = choose_hopper(m, n, k, multiprocessors)
+        tile, why = choose_hopper(m, n, k, multiprocessors)
         assert tile.plan.nbytes <= MAX_SHARED_BYTES, tile
         assert takes(tile, m), (m, tile)
         assert covers_the_rows(tile), tile
-        assert 1 <= splits <= tile.max_splits(k), (k, tile)
+        assert tile.can_share(k), (k, tile)
         assert tile.threads <= 1024
         assert why
 
@@ -54,9 +55,9 @@ def test_measured_tiles_are_used_on_the_card_that_they_were_measured_on_and_nowh
     (n, k), rows = next(iter(MEASURED.items()))
     m, tile = rows[0]
     assert choose_hopper(m, n, k, MEASURED_MULTIPROCESSORS)[0] == tile
-    assert choose_hopper(m, n, k, MEASURED_MULTIPROCESSORS)[2].startswith("measured")
-    assert choose_hopper(m, n, k, H800)[2].startswith("estimated")
-    assert choose_hopper(m, n + 16, k, MEASURED_MULTIPROCESSORS)[2].startswith("estimated")
+    assert choose_hopper(m, n, k, MEASURED_MULTIPROCESSORS)[1].startswith("measured")
+    assert choose_hopper(m, n, k, H800)[1].startswith("estimated")
+    assert choose_hopper(m, n + 16, k, MEASURED_MULTIPROCESSORS)[1].startswith("estimated")
 
 
 def test_a_tile_is_cut_down_to_the_tokens_there_are():
@@ -66,18 +67,40 @@ def test_a_tile_is_cut_down_to_the_tokens_there_are():
 
 def test_blocks_of_a_cluster_have_one_piece_of_work_each():
     tile = SmallTile(4, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)
-    assert tile.grid(32, 8192, 8192, 1, H200) == 2 * 8192 // 64
-    assert tile.max_splits(256) == 0  # one column group cannot be shared
+    assert tile.grid(32, 8192, 8192, H200) == (2 * 8192 // 64, 1, 1)
+    assert not tile.can_share(256)  # one column group
     own_rows = SmallTile(8, 16, 1, 3, row_groups=4, k_groups=1, row_blocks=1, fragments=4, k_cluster=2, own_groups=3)
     assert own_rows.cluster_tiles == 28
-    assert own_rows.grid(64, 28672, 8192, 1, H200) == 128  # 64 clusters of 448 rows
-    assert own_rows.grid(64, 28688, 8192, 1, H200) == 130
+    assert own_rows.grid(64, 28672, 8192, H200)[0] == 128  # 64 clusters of 448 rows
+    assert own_rows.grid(64, 28688, 8192, H200)[0] == 130
 
 
 def test_without_clusters_no_more_blocks_are_launched_than_there_is_work_or_multiprocessors():
     tile = DecodeTile(1, 2, 1, 2, row_warps=2, k_warps=4, warp_tiles=1)
-    assert tile.grid(1, 33, 256, 1, H200) == 2
-    assert tile.grid(1, 10**6, 256, 1, H200) == H200
+    assert tile.grid(1, 33, 256, H200) == (2, 1, 1)
+    assert tile.grid(1, 10**6, 256, H200) == (H200, 1, 1)
+
+
+def test_a_block_has_one_piece_where_the_grid_has_a_place_for_each():
+    decode = DecodeTile(1, 2, 1, 2, row_warps=2, k_warps=4, warp_tiles=1)
+    assert decode.for_product(1, 32 * H200, 4096, H200).one_piece
+    assert not decode.for_product(1, 32 * H200 + 1, 4096, H200).one_piece
+    small = SmallTile(4, 4, 1, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4, k_cluster=2)
+    assert small.for_product(32, 10**6, 4096, H200).one_piece
+    prefill = PrefillTile(256, 1, 8, 4, 2, 4)
+    one = prefill.for_product(1000, 4100, 4096, H200)
+    assert one.one_piece
+    assert one.grid(1000, 4100, 4096, H200) == (33, 4, 1)
+    assert not prefill.for_product(1025, 4100, 4096, H200).one_piece  # 165 tiles
+    assert not prefill.for_product(256, 8192, 8192, H200).one_piece  # 64, shared by two workers each
+    assert replace(prefill, cluster=2).for_product(256, 4100, 512, H200).grid(256, 4100, 512, H200) == (34, 1, 1)
+    halves = replace(prefill, k_cluster=2)
+    assert halves.for_product(1025, 8192, 8192, H200).grid(1025, 8192, 8192, H200) == (128, 5, 1)
+    assert not halves.for_product(256 * 65536, 16, 512, H200).one_piece  # more rows of blocks than a grid has
+    for tile in (decode, small, prefill, halves):
+        assert tile.for_product(1, 4096, 512, H200).for_product(70000, 10**7, 512, H200) == tile.for_product(
+            70000, 10**7, 512, H200
+        )
 
 
 def test_more_waves_cost_more():
@@ -128,7 +151,7 @@ def test_tiles_worth_measuring_begin_with_the_choice_and_can_all_run():
         tiles = worth_measuring(m, 5120, 5120, H200)
         assert tiles[0] == choose_hopper(m, 5120, 5120, H200)[0]
         assert 2 <= len(tiles) == len(set(tiles)) <= 12
-        assert all(takes(t, m) and t.plan.nbytes <= MAX_SHARED_BYTES and t.max_splits(5120) >= 1 for t in tiles)
+        assert all(takes(t, m) and t.plan.nbytes <= MAX_SHARED_BYTES and t.can_share(5120) for t in tiles)
 
 
 def test_the_last_tiles_are_shared_where_that_saves_time():
@@ -143,8 +166,8 @@ def test_the_last_tiles_are_shared_where_that_saves_time():
     nearly_all = tile.sharing(1024, 8192, 8192, H200)  # 124 tiles remain: nothing to gain
     assert nearly_all.sharers == 0
     assert nearly_all.whole_tiles == 256
-    assert tile.grid(1024, 8192, 8192, 1, H200) == H200
-    assert tile.grid(256, 128 * H200, 8192, 1, H200) == H200
+    assert tile.grid(1024, 8192, 8192, H200) == (H200, 1, 1)
+    assert tile.grid(256, 128 * H200, 8192, H200) == (H200, 1, 1)
     assert PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2).sharing(600, 8192, 8192, H200).sharers == 0
 
 

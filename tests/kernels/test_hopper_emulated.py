@@ -24,6 +24,7 @@ from fp4rt.layout import LAYOUTS, ceil_div, round_up
 ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 GUARD = 0x5A
+MANY = 10**6  # multiprocessors: a piece of work for each
 
 WARPS = DecodeTile(1, 3, 1, 2, row_warps=3, k_warps=2, warp_tiles=1)
 PAIRS_OF_TILES = DecodeTile(2, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)
@@ -37,54 +38,55 @@ WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
 PAIRED = PrefillTile(32, 1, 8, 2, 2, 2, stage_chunks=2)
 TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
 SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
-# (tile, type of a, m, n, k, type of out, parts of k, blocks, launched as a dependent)
+# (tile, type of a, m, n, k, type of out, blocks, launched as a dependent). Where k is a multiple of 64, whole chunks
+# are copied, all of a stage at once.
 CASES = (
-    (WARPS, "bfloat16", 5, 70, 600, "float32", 1, 2, False),
-    (WARPS, "float16", 8, 120, 48, "float16", 1, 1, True),  # one block for all the work: the stages go on
-    (WARPS, "bfloat16", 1, 33, 1100, "float32", 3, 3, True),
-    (PAIRS_OF_TILES, "bfloat16", 13, 66, 784, "bfloat16", 1, 1, False),
-    (DECODING, "nvfp4", 5, 70, 600, "bfloat16", 1, 2, False),  # half a block at the end of k
-    (DECODING, "nvfp4", 8, 120, 48, "float32", 1, 1, False),
-    (DECODING, "nvfp4", 1, 33, 1099, "float32", 1, 3, False),  # half a byte
-    (DECODING_PAIRS, "nvfp4", 13, 66, 784, "float32", 1, 1, False),
-    (ONE_GROUP, "bfloat16", 11, 50, 336, "float32", 1, 2, False),
-    (TWO_K_GROUPS, "float16", 24, 100, 528, "bfloat16", 2, 3, False),
-    (TALL, "bfloat16", 16, 130, 272, "float16", 1, 2, True),
-    (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 1, 2, False),  # leaves transposed
-    (WIDE, "float16", 33, 131, 48, "float16", 1, 3, False),  # rows that cannot
-    (WIDE, "bfloat16", 1, 129, 800, "float32", 1, 4, True),
-    (PAIRED, "bfloat16", 70, 152, 848, "bfloat16", 1, 2, False),  # k ends in the first chunk of a stage
-    (PAIRED, "float16", 33, 131, 48, "float32", 1, 3, True),
-    (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 1, 2, False),
-    (TWO_K_GROUPS, "bfloat16", 19, 104, 528, "bfloat16", 1, 2, False),  # leaves transposed, 8 tokens at a time
-    (TALL, "bfloat16", 15, 136, 272, "float16", 1, 2, True),  # leaves transposed, 16 at a time
+    (WARPS, "bfloat16", 5, 70, 600, "float32", 2, False),
+    (WARPS, "float16", 8, 120, 48, "float16", 1, True),  # one block for all the work: the stages go on
+    (WARPS, "bfloat16", 1, 33, 1088, "float32", 1, True),
+    (PAIRS_OF_TILES, "bfloat16", 13, 66, 832, "bfloat16", 1, False),
+    (DECODING, "nvfp4", 5, 70, 600, "bfloat16", 2, False),  # half a block at the end of k
+    (DECODING, "nvfp4", 8, 120, 48, "float32", 1, False),
+    (DECODING, "nvfp4", 1, 33, 1099, "float32", 3, False),  # half a byte
+    (DECODING_PAIRS, "nvfp4", 13, 66, 784, "float32", 1, False),
+    (ONE_GROUP, "bfloat16", 11, 50, 336, "float32", 2, False),
+    (TWO_K_GROUPS, "float16", 24, 100, 528, "bfloat16", 2, False),
+    (TALL, "bfloat16", 16, 130, 320, "float16", 2, True),
+    (WIDE, "bfloat16", 70, 152, 336, "bfloat16", 2, False),  # leaves transposed
+    (WIDE, "float16", 33, 131, 48, "float16", 3, False),  # rows that cannot
+    (WIDE, "bfloat16", 1, 129, 800, "float32", 4, True),
+    (PAIRED, "bfloat16", 70, 152, 832, "bfloat16", 2, False),  # k ends in the first chunk of a stage
+    (PAIRED, "float16", 33, 131, 48, "float32", 3, True),
+    (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 2, False),
+    (TWO_K_GROUPS, "bfloat16", 19, 104, 576, "bfloat16", 2, False),  # leaves transposed, 8 tokens at a time
+    (TALL, "bfloat16", 15, 136, 272, "float16", 2, True),  # leaves transposed, 16 at a time
 )
 # Clusters, whose two blocks share k, or that of their last rows, or their tokens
 CLUSTER_CASES = (
-    (replace(WARPS, k_cluster=2), "bfloat16", 5, 70, 1100, "bfloat16", 1, 4, False),
-    (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 1, 4, True),
-    (replace(TWO_K_GROUPS, k_cluster=2), "bfloat16", 24, 100, 1100, "bfloat16", 1, 4, False),
-    (replace(TALL, k_cluster=2), "bfloat16", 11, 130, 800, "float32", 1, 4, False),
-    (OWN_ROWS, "bfloat16", 11, 184, 1300, "bfloat16", 1, 2, False),  # a block takes 3 units of the shared rows, one 2
-    (OWN_ROWS, "float16", 16, 100, 272, "float32", 1, 2, True),  # no rows to share, few of the second block's own
-    (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 1, 4, False),  # one unit: the second block has none to share
-    (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 1, 12, False),
-    (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 1, 8, False),
-    (replace(PAIRED, k_cluster=2), "bfloat16", 40, 152, 784, "bfloat16", 1, 8, False),
-    (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 784, "bfloat16", 1, 8, True),
-    (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 6, True),
-    (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 1, 4, False),  # one chunk; few rows for the second block
-    (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 1, 2, False),  # none
+    (replace(WARPS, k_cluster=2), "bfloat16", 5, 70, 1088, "bfloat16", 4, False),
+    (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 4, True),
+    (replace(TWO_K_GROUPS, k_cluster=2), "bfloat16", 24, 100, 1100, "bfloat16", 4, False),
+    (replace(TALL, k_cluster=2), "bfloat16", 11, 130, 832, "float32", 4, False),
+    (OWN_ROWS, "bfloat16", 11, 184, 1300, "bfloat16", 2, False),  # a block takes 3 units of the shared rows, one 2
+    (OWN_ROWS, "float16", 16, 100, 272, "float32", 2, True),  # no rows to share, few of the second block's own
+    (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 4, False),  # one unit: the second block has none to share
+    (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 12, False),
+    (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 8, False),
+    (replace(PAIRED, k_cluster=2), "bfloat16", 40, 152, 832, "bfloat16", 8, False),
+    (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 784, "bfloat16", 8, True),
+    (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 6, True),
+    (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 4, False),  # one chunk; few rows for the second block
+    (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 2, False),  # none
 )
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
 SHARED_CASES = (
-    ((WIDE, "bfloat16", 40, 152, 1200, "bfloat16", 1, 3, False), (3, 3)),  # one tile among all three
-    ((WIDE, "float16", 40, 152, 1200, "float32", 1, 3, False), (0, 3)),  # none whole, tiles among one and two
-    ((WIDE, "bfloat16", 33, 136, 1200, "bfloat16", 1, 3, False), (2, 2)),  # two sharers of three, a tile each
-    ((WIDE, "bfloat16", 33, 136, 1200, "float32", 1, 20, False), (0, 20)),  # a column group each
-    ((PAIRED, "bfloat16", 40, 152, 1200, "bfloat16", 1, 3, False), (0, 3)),
-    ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 1, 4, False), (0, 4)),  # two in two halves
-    ((SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 1, 4, True), (2, 2)),  # one among two clusters
+    ((WIDE, "bfloat16", 40, 152, 1200, "bfloat16", 3, False), (3, 3)),  # one tile among all three
+    ((WIDE, "float16", 40, 152, 1200, "float32", 3, False), (0, 3)),  # none whole, tiles among one and two
+    ((WIDE, "bfloat16", 33, 136, 1200, "bfloat16", 3, False), (2, 2)),  # two sharers of three, a tile each
+    ((WIDE, "bfloat16", 33, 136, 1200, "float32", 20, False), (0, 20)),  # a column group each
+    ((PAIRED, "bfloat16", 40, 152, 1200, "bfloat16", 3, False), (0, 3)),
+    ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 4, False), (0, 4)),  # two in two halves
+    ((SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 4, True), (2, 2)),  # one among two clusters
 )
 
 
@@ -128,9 +130,18 @@ def aligned(array):
     return copy
 
 
+def one_piece(case):
+    """The same product with a block, or a cluster, for each piece of work."""
+    tile, a_type, m, n, k, out_type, _, dependent = case
+    tile = tile.for_product(m, n, k, MANY)
+    assert tile.one_piece
+    columns, rows, _ = tile.grid(m, n, k, MANY)
+    return tile, a_type, m, n, k, out_type, columns * rows, dependent
+
+
 def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0):
     """(result, values of a, of b) with alpha 0.5; ``order`` is that of the clusters, ``seed`` disturbs the threads'."""
-    tile, a_type, m, n, k, out_type, splits, blocks, dependent = case
+    tile, a_type, m, n, k, out_type, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
     library = build(tile.spec("bfloat16" if a_type == "nvfp4" else a_type))
     tiles, b = weight(rng, n, k)
@@ -145,27 +156,27 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
         a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
         a = reference.widen(a_bits, a_type).astype(np.float64)
     guarded = aligned(np.full(m * n * 4 + 64, GUARD, np.uint8))
-    partial = np.full((splits, m, n), np.nan, np.float32)
     args = ARGUMENTS.pack(
         *(codes.ctypes.data, scales.ctypes.data, tiles.ctypes.data, 0, bias.ctypes.data if bias is not None else 0),
-        *(guarded.ctypes.data, partial.ctypes.data if splits > 1 else 0, 0, 0, 0, 0, 0, m, n, k, columns, 0, layout, 0),
-        *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), splits, 0.5),
+        *(guarded.ctypes.data, 0, 0, 0, 0, 0, 0, m, n, k, columns, 0, layout, 0),
+        *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), 1, 0.5),
     )
-    box_rows = ctypes.c_uint32(tile.box[0])
+    box_chunks = tile.box_chunks if k % 64 == 0 else 0
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
-    sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box[0], 4), 0xFF, np.uint8))  # NaN
+    piece_groups = (tile.tiles(m, n) - whole_tiles) * ceil_div(k, 256) // sharers if sharers else 0
+    sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box_rows, 4), 0xFF, np.uint8))  # NaN
     arrivals = np.zeros((64, 2, 2), np.uint32)
     cluster = tile.k_cluster * getattr(tile, "cluster", 1)
     clusters = np.arange(blocks // cluster) if order is None else np.array(order)
     order = np.repeat(clusters * cluster, cluster).astype(np.uint32)
+    columns = tile.grid(m, n, k, MANY)[0] if tile.one_piece else blocks
     library.disturb(ctypes.c_uint64(seed))
     library.run(
-        *(ctypes.c_void_p(order.ctypes.data), blocks, tile.threads, args),
-        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), box_rows, dependent),
+        *(ctypes.c_void_p(order.ctypes.data), blocks, columns, tile.threads, args),
+        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), tile.box_rows, box_chunks, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
+        piece_groups,
     )
-    if splits > 1:
-        return 0.5 * partial.sum(axis=0, dtype=np.float64), a, b
     element = 4 if out_type == "float32" else 2
     assert (guarded[m * n * element :] == GUARD).all(), "writes past the end"
     out = guarded[: m * n * element].view(np.float32 if element == 4 else np.uint16).reshape(m, n)
@@ -185,13 +196,21 @@ def assert_within_bound(got, a, b, out_type, bias=0.0):
 
 
 def name_of(case):
-    tile, a_type, m, n, k, out_type, splits, *_ = case
-    return f"{tile.entry}-{a_type}-m{m}-n{n}-k{k}-{out_type}-{splits}"
+    tile, a_type, m, n, k, out_type, *_ = case
+    return f"{tile.entry}-{a_type}-m{m}-n{n}-k{k}-{out_type}"
 
 
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_every_element_lies_within_the_derived_bound(build, case):
     assert_within_bound(*multiply(build, case), case[5])
+
+
+@pytest.mark.parametrize("case", [*CASES, *CLUSTER_CASES], ids=name_of)
+def test_a_block_for_each_piece_gives_the_same_bits(build, case):
+    got, a, b = multiply(build, one_piece(case))
+    assert_within_bound(got, a, b, case[5])
+    if case[0].k_cluster == 1:  # the others have it so anyway
+        assert np.array_equal(got, multiply(build, case)[0])
 
 
 @pytest.mark.parametrize(("case", "shared"), SHARED_CASES, ids=lambda value: str(value)[-16:])
@@ -202,7 +221,7 @@ def test_tiles_shared_among_workers_are_whole_again(build, case, shared):
 def test_whichever_worker_comes_last_the_bits_are_the_same(build):
     for case, shared in SHARED_CASES:
         first, _, _ = multiply(build, case, shared=shared)
-        workers = case[7] // case[0].cluster
+        workers = case[6] // case[0].cluster
         orders = [range(workers - 1, -1, -1), *(np.random.default_rng(i).permutation(workers) for i in range(3))]
         for order in orders:
             assert np.array_equal(multiply(build, case, shared=shared, order=order)[0], first), (case, list(order))
@@ -210,11 +229,11 @@ def test_whichever_worker_comes_last_the_bits_are_the_same(build):
 
 @pytest.mark.parametrize("case", CLUSTER_CASES, ids=name_of)
 def test_clusters_are_right_whatever_they_share(build, case):
-    assert case[7] == case[0].grid(*case[2:5], 1, 132)
+    assert case[6] == case[0].grid(*case[2:5], 132)[0]
     assert_within_bound(*multiply(build, case), case[5])
 
 
-@pytest.mark.parametrize("case", [*CASES[:8], *CLUSTER_CASES], ids=name_of)
+@pytest.mark.parametrize("case", [*CASES[:8], *map(one_piece, CASES[3:5] + CLUSTER_CASES)], ids=name_of)
 def test_no_order_of_threads_changes_a_bit(build, case):
     first, _, _ = multiply(build, case)
     for seed in (1, 2, 3):

@@ -23,9 +23,9 @@ def pieces(build):
     library.prefill_pieces.restype = ctypes.c_uint64
     rows = np.empty((MOST, 8), np.uint32)
 
-    def pieces(m, n, k, cluster, blocks, whole, sharers):
+    def pieces(m, n, k, cluster, blocks, whole, sharers, piece_groups):
         count = library.prefill_pieces(
-            *(ctypes.c_int64(m), ctypes.c_int64(n), k, cluster, blocks, whole, sharers),
+            *(ctypes.c_int64(m), ctypes.c_int64(n), k, cluster, blocks, whole, sharers, piece_groups),
             *(ctypes.c_void_p(rows.ctypes.data), ctypes.c_uint64(MOST)),
         )
         assert count
@@ -55,17 +55,17 @@ def assert_covered(rows, m, n, k, cluster):
 @pytest.mark.parametrize(("m", "n", "k"), PRODUCTS)
 def test_every_column_group_of_every_tile_is_computed_once(pieces, m, n, k, cluster):
     tile = PrefillTile(256, 1, 8, 4, 2, 4, cluster=cluster)
-    sharing, blocks = tile.sharing(m, n, k, H200), tile.grid(m, n, k, 1, H200)
-    assert_covered(pieces(m, n, k, cluster, blocks, sharing.whole_tiles, sharing.sharers), m, n, k, cluster)
+    sharing, (blocks, _, _) = tile.sharing(m, n, k, H200), tile.grid(m, n, k, H200)
+    assert_covered(pieces(m, n, k, cluster, blocks, *sharing[:3]), m, n, k, cluster)
 
 
 @pytest.mark.parametrize("sharers", [1, 2, 3, 31, 60, 64, 120, 131, 132])
 def test_any_number_of_sharers_is_right(pieces, sharers):
-    m, n, k = 600, 8192, 8192  # 192 tiles of 32 groups
-    assert_covered(pieces(m, n, k, 1, H200, 132, sharers), m, n, k, 1)
+    m, n, k = 600, 8192, 8192  # 192 tiles of 32 groups, 60 of them shared
+    assert_covered(pieces(m, n, k, 1, H200, 132, sharers, 60 * 32 // sharers), m, n, k, 1)
 
 
 def test_workers_that_share_end_together(pieces):
-    rows = pieces(600, 8192, 8192, 1, H200, 132, 132)
+    rows = pieces(600, 8192, 8192, 1, H200, 132, 132, 60 * 32 // 132)
     groups = np.bincount(rows[:, 0], rows[:, 5] - rows[:, 4])
     assert groups.max() - groups.min() <= 1

@@ -76,13 +76,14 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
         return None
     if (name in HOPPER_KERNELS) != (base.kernel in HOPPER_KERNELS):  # as when a cannot be copied in bulk
         return None
-    if kernel not in (None, name) or splits > tile.max_splits(problem.k):
+    fits = splits <= tile.max_splits(problem.k) if isinstance(tile, PortableTile) else tile.can_share(problem.k)
+    if kernel not in (None, name) or not fits:
         return None
     if isinstance(tile, (DecodeTile, SmallTile)) and problem.m > tile.max_tokens:  # measured for fewer of its range
         return None
     why = f"measured: {entry['us']:.1f} us"
     if not isinstance(tile, PortableTile):
-        return with_hopper_tile(problem, tile, splits, why)
+        return with_hopper_tile(problem, tile, why)
     return Choice(name, tile, splits, base.activations, base.repack, why)
 
 
@@ -113,7 +114,7 @@ def choices(problem: Problem) -> list[Choice]:
     if first.kernel != "portable":
         sizes = problem.m, problem.n, problem.k
         tiles = worth_measuring(*sizes, problem.device.multiprocessors, problem.a_kind == "nvfp4")
-        return [first, *(with_hopper_tile(problem, tile, 1, "tried") for tile in tiles[1:])]
+        return [first, *(with_hopper_tile(problem, tile, "tried") for tile in tiles[1:])]
     a_kind = "bfloat16" if first.activations == "bf16" else problem.a_kind
     cheapest = candidates(problem, a_kind)[:_TRIED]
     others = [Choice("portable", tile, splits, first.activations, False, "tried") for _, tile, splits in cheapest]

@@ -7,16 +7,21 @@ kernel's header calls compile-time choices, in the same words, and refuses what 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import ShapeError
 from fp4rt.layout import ceil_div, round_up
 from fp4rt.prepacked import CHUNK_COLUMNS, TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
+if TYPE_CHECKING:
+    from fp4rt.cuda.kernel import Extent
+
 __all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTile", "SmallTile", "TileSharing"]
+
+_Tile = TypeVar("_Tile", bound="_StageTile")
 
 ARCHS = frozenset({90})
 MAX_SHARED_BYTES = 227 * 1024  # of a block on sm_90
@@ -35,6 +40,7 @@ _CONSUMER_REGISTERS = {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}
 _CHUNK_FRAGMENTS = 4  # of 16 columns
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
 _TILE_OUT_BYTES = TILE_ROWS * 2  # of one token's results of a row tile
+_MOST_GRID_ROWS = 65535  # of blocks in y
 # Measured on an H200, in cycles of a multiprocessor
 _DECODING_CYCLES = 185  # of 64 rows' weights of a chunk, where nothing hides it
 _SHARING_CYCLES = 7000  # clearing the counters, meeting at them
@@ -76,6 +82,7 @@ class _StageTile:
         stage_groups: column groups of 256 in a stage.
         stages: stages on their way.
         k_cluster: blocks of a cluster, which share k: 1 or 2.
+        one_piece: each block, or cluster, has one row block, that of its place in the grid; see :meth:`for_product`.
     """
 
     token_tiles: int
@@ -83,6 +90,7 @@ class _StageTile:
     stage_groups: int
     stages: int
     k_cluster: int = field(default=1, kw_only=True)
+    one_piece: bool = field(default=False, kw_only=True)
 
     source: ClassVar[str]
     entry: ClassVar[str]
@@ -93,18 +101,19 @@ class _StageTile:
         return 8 * self.token_tiles
 
     @property
-    def box(self) -> tuple[int, int]:
-        """Tokens and columns that one copy of activations brings."""
-        return self.max_tokens, CHUNK_COLUMNS
+    def box_rows(self) -> int:
+        """Tokens that one copy of activations brings."""
+        return self.max_tokens
 
     @property
-    def _stage_chunks(self) -> int:
+    def box_chunks(self) -> int:
+        """Chunks of 64 columns that it brings where k has whole ones: all of a stage."""
         return self.stage_groups * _GROUP_CHUNKS
 
     def _plan(self, reduction_bytes: int) -> _SharedPlan:
         plan = _SharedPlan()
         plan.add("_WEIGHTS_AT", self.stage_groups * self.row_tiles * TILE_BYTES)
-        plan.add("ACTIVATIONS_AT", self._stage_chunks * self.max_tokens * _TOKEN_BYTES, _SWIZZLE_BYTES)
+        plan.add("ACTIVATIONS_AT", self.box_chunks * self.max_tokens * _TOKEN_BYTES, _SWIZZLE_BYTES)
         stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
         plan.nbytes = self.stages * stage_bytes
         plan.add("BARRIERS_AT", (2 * self.stages + _SUMS_BARRIERS) * _BARRIER_BYTES)
@@ -120,6 +129,7 @@ class _StageTile:
             "ROW_TILES": self.row_tiles,
             "STAGE_GROUPS": self.stage_groups,
             "STAGES": self.stages,
+            "ONE_PIECE": int(self.one_piece),
         }
 
     @property
@@ -127,18 +137,21 @@ class _StageTile:
         """Row tiles of a piece of work, which a block or a cluster computes."""
         return self.row_tiles
 
-    def items(self, n: int, k: int, splits: int) -> int:
-        """Pieces of work of a product."""
-        return ceil_div(ceil_div(n, TILE_ROWS), self.cluster_tiles) * splits
+    def _row_blocks(self, n: int) -> int:
+        return ceil_div(ceil_div(n, TILE_ROWS), self.cluster_tiles)
 
-    def max_splits(self, k: int) -> int:
-        """Parts into which k can be cut; 0 where it is too short even for one cluster."""
-        return ceil_div(ceil_div(k, TILE_COLUMNS), self.stage_groups) // self.k_cluster
+    def can_share(self, k: int) -> bool:
+        """Whether k is long enough for a cluster."""
+        return ceil_div(ceil_div(k, TILE_COLUMNS), self.stage_groups) >= self.k_cluster
 
-    def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
+    def grid(self, m: int, n: int, k: int, multiprocessors: int) -> Extent:
         """Blocks to launch: a block of a cluster has one piece of work."""
-        items = self.items(n, k, splits)
-        return items * self.k_cluster if self.k_cluster > 1 else min(items, multiprocessors)
+        count = self._row_blocks(n)
+        return (count * self.k_cluster if self.k_cluster > 1 else min(count, multiprocessors)), 1, 1
+
+    def for_product(self: _Tile, m: int, n: int, k: int, multiprocessors: int) -> _Tile:
+        """The tile with ``one_piece`` as the product has it: what blocks begin with is shorter then."""
+        return replace(self, one_piece=self.k_cluster > 1 or self._row_blocks(n) <= multiprocessors)
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,7 @@ class DecodeTile(_StageTile):
     entry: ClassVar[str] = "gemm_decode"
 
     def __post_init__(self) -> None:
-        _divides("decode, chunks of a stage among k_warps", self._stage_chunks, self.k_warps)
+        _divides("decode, chunks of a stage among k_warps", self.box_chunks, self.k_warps)
         _divides("decode, row_tiles among warps", self.row_tiles, self.warp_tiles)
 
     @cached_property
@@ -216,8 +229,8 @@ class SmallTile(_StageTile):
         _check_stages("small", self.stages)
         if self.row_groups * self.k_groups not in _CONSUMER_REGISTERS:
             raise ShapeError(f"small: {self} has no share of registers for its warpgroups; choose another tile")
-        _divides("small, chunks of a stage among k_groups", self._stage_chunks, self.k_groups)
-        commits = self._stage_chunks // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
+        _divides("small, chunks of a stage among k_groups", self.box_chunks, self.k_groups)
+        commits = self.box_chunks // self.k_groups * _CHUNK_FRAGMENTS // self.fragments
         _divides("small, commits of a stage in a double buffer", commits, 2)
         if self.own_groups and (
             self.own_groups != self.row_groups - 1
@@ -289,6 +302,7 @@ class TileSharing(NamedTuple):
 
     whole_tiles: int  # that one worker has alone
     sharers: int  # workers that share the others; 0 where there are none
+    piece_groups: int  # column groups that each of these has, or one fewer
     sums_bytes: int  # of the sums that they hand to each other
     arrivals_bytes: int  # of the counters, 0 before the launch
     rounds: float  # that all workers take, in tiles; estimated
@@ -308,6 +322,7 @@ class PrefillTile:
         cluster: blocks of a cluster that share their activations: 1 or 2.
         k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
         stage_chunks: chunks of 64 columns in a stage of activations, multiplied in one go: 1 or 2.
+        one_piece: each block, or cluster, has one tile, that of its place in the grid; see :meth:`for_product`.
     """
 
     tokens: int
@@ -319,6 +334,7 @@ class PrefillTile:
     cluster: int = 1
     k_cluster: int = 1
     stage_chunks: int = 1
+    one_piece: bool = False
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
@@ -340,9 +356,14 @@ class PrefillTile:
             )
 
     @property
-    def box(self) -> tuple[int, int]:
-        """Tokens and columns that one copy of activations brings."""
-        return self.tokens // self.cluster, CHUNK_COLUMNS
+    def box_rows(self) -> int:
+        """Tokens that one copy of activations brings."""
+        return self.tokens // self.cluster
+
+    @property
+    def box_chunks(self) -> int:
+        """Chunks of 64 columns that it brings where k has whole ones; 0 where a stage has one anyway."""
+        return self.stage_chunks if self.stage_chunks > 1 else 0
 
     @property
     def out_tokens(self) -> int:
@@ -371,6 +392,7 @@ class PrefillTile:
             "ACTIVATION_STAGES": self.activation_stages,
             "STAGE_CHUNKS": self.stage_chunks,
             "WEIGHT_STAGES": self.weight_stages,
+            "ONE_PIECE": int(self.one_piece),
             "RASTER_TOKENS": self.raster_tokens,
             "CLUSTER": self.cluster,
             "K_CLUSTER": self.k_cluster,
@@ -382,13 +404,23 @@ class PrefillTile:
         """What to compile."""
         return _spec(self, a_type)
 
-    def max_splits(self, k: int) -> int:
-        """1; 0 where k is too short for a cluster: workers share k themselves, see :meth:`sharing`."""
-        return min(1, ceil_div(k, TILE_COLUMNS) // self.k_cluster)
+    def can_share(self, k: int) -> bool:
+        """Whether k is long enough for a cluster."""
+        return ceil_div(k, TILE_COLUMNS) >= self.k_cluster
+
+    def _row_clusters(self, n: int) -> int:
+        return ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
 
     def tiles(self, m: int, n: int) -> int:
         """Tiles of a product, or tiles of clusters that share activations."""
-        return ceil_div(m, self.tokens) * ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
+        return ceil_div(m, self.tokens) * self._row_clusters(n)
+
+    def for_product(self, m: int, n: int, k: int, multiprocessors: int) -> PrefillTile:
+        """The tile with ``one_piece`` as the product has it: what blocks begin and end with is shorter then."""
+        several = replace(self, one_piece=False)
+        alone = several.sharing(m, n, k, multiprocessors).sharers == 0
+        one = self.k_cluster > 1 or (alone and self.tiles(m, n) <= multiprocessors // self.cluster)
+        return replace(self, one_piece=one and ceil_div(m, self.tokens) <= _MOST_GRID_ROWS)
 
     @property
     def group_cycles(self) -> float:
@@ -401,8 +433,8 @@ class PrefillTile:
         """How the last tiles, too few for all workers, are shared among them; alone, where that gains too little."""
         count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
         rest, groups = count % workers, ceil_div(k, TILE_COLUMNS)
-        alone = TileSharing(count, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
-        if self.k_cluster > 1 or rest == 0:
+        alone = TileSharing(count, 0, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
+        if self.k_cluster > 1 or self.one_piece or rest == 0:
             return alone
         sums_bytes = _CONSUMER_GROUPS * self.row_blocks * 64 * self.tokens * 4
         tile_cycles = groups * self.group_cycles
@@ -419,17 +451,20 @@ class PrefillTile:
             return alone
         blocks = sharers * self.cluster
         arrivals = rest * self.cluster * _CONSUMER_GROUPS * 2 * 4
+        all_rounds = (count - rest) // workers + rounds(sharers)
         return TileSharing(
-            count - rest, sharers, 2 * blocks * sums_bytes, arrivals, (count - rest) // workers + rounds(sharers)
+            count - rest, sharers, rest * groups // sharers, 2 * blocks * sums_bytes, arrivals, all_rounds
         )
 
-    def grid(self, m: int, n: int, k: int, splits: int, multiprocessors: int) -> int:
+    def grid(self, m: int, n: int, k: int, multiprocessors: int) -> Extent:
         """Blocks to launch."""
+        if self.one_piece:
+            return self._row_clusters(n) * self.cluster * self.k_cluster, ceil_div(m, self.tokens), 1
         count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
         if self.k_cluster > 1:  # a block of such a cluster has one tile
-            return count * self.k_cluster
+            return count * self.k_cluster, 1, 1
         shared = self.sharing(m, n, k, multiprocessors).sharers > 0
-        return (workers if shared else min(count, workers)) * self.cluster
+        return (workers if shared else min(count, workers)) * self.cluster, 1, 1
 
 
 HopperTile = DecodeTile | SmallTile | PrefillTile

@@ -41,7 +41,8 @@ _PAIRED_TOKENS = 128  # up to here two chunks make a stage, where a tile has one
 _RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
-_DECODE_BYTES = 110_000  # of weights under way in a multiprocessor: more is slower
+# Of weights under way in a multiprocessor: more is slower. Of few row tiles fewer, which come in more pieces.
+_DECODE_BYTES, _FEW_ROWS_DECODE_BYTES = 110_000, 82_000
 
 # Cycles of an H200 at its usual clocks, fitted to measured products
 _FAIR_BYTES = 18.5  # that a multiprocessor reads in a cycle while all do
@@ -56,8 +57,8 @@ _LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; 
 
 def choose_hopper(
     m: int, n: int, k: int, multiprocessors: int, kernel: str | None = None, nvfp4: bool = False
-) -> tuple[HopperTile, int, str]:
-    """(tile, splits of k, why) for m tokens; ``kernel`` asks for "decode", "small" or "prefill".
+) -> tuple[HopperTile, str]:
+    """(tile, why) for m tokens; ``kernel`` asks for "decode", "small" or "prefill".
 
     ``nvfp4`` says that activations are, whoever decodes them.
 
@@ -72,9 +73,9 @@ def choose_hopper(
     if kernel is None and multiprocessors == MEASURED_MULTIPROCESSORS:
         for largest_m, tile in (*(MEASURED_NVFP4.get((n, k), ()) if nvfp4 else ()), *MEASURED.get((n, k), ())):
             if m <= largest_m:
-                return _narrowed(tile, m), 1, f"measured fastest around m = {m} for n = {n}, k = {k}"
+                return _narrowed(tile, m), f"measured fastest around m = {m} for n = {n}, k = {k}"
     tile = _estimated(m, n, k, multiprocessors, kernel)
-    return tile, 1, f"estimated fastest for m = {m}, n = {n}, k = {k} on {multiprocessors} multiprocessors"
+    return tile, f"estimated fastest for m = {m}, n = {n}, k = {k} on {multiprocessors} multiprocessors"
 
 
 def _narrowed(tile: HopperTile, m: int) -> HopperTile:
@@ -100,7 +101,7 @@ def _wide_tiles(m: int, k: int, kernel: str | None = None) -> list[HopperTile]:
         found += _small_tiles(m)
     if kernel == "prefill" or (kernel is None and m > SMALL_TOKENS // 2):
         found += _prefill_tiles(m)
-    return [tile for tile in found if tile.max_splits(k) >= 1]
+    return [tile for tile in found if tile.can_share(k)]
 
 
 def worth_measuring(
@@ -142,11 +143,12 @@ def _reading(row_tiles: int, tokens: float, blocks: int, multiprocessors: int) -
 
 
 def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
-    """Row tiles a block so that the last wave is full; around 110 KB of weights under way, best first."""
+    """Row tiles a block so that the last wave is full; around 110 or 82 KB of weights under way, best first."""
     rows = ceil_div(n, TILE_ROWS)
     row_tiles = min(range(_MAX_ROW_TILES, 0, -1), key=lambda r: ceil_div(ceil_div(rows, r), multiprocessors) * r)
     most_k_warps = 8 if row_tiles == 1 else max(w for w in (1, 2, 4) if w * row_tiles <= _MAX_ROW_TILES)
-    usual_groups = 4 if row_tiles <= 4 and m <= 8 else 2 if row_tiles <= 8 else 1
+    usual_groups = 2 if row_tiles <= 8 else 1
+    usual_bytes = _FEW_ROWS_DECODE_BYTES if row_tiles <= 4 else _DECODE_BYTES
     found: list[tuple[int, DecodeTile]] = []
     for k_warps in {most_k_warps, max(1, most_k_warps // 2)}:
         for stage_groups in (1, 2, 4):
@@ -156,7 +158,7 @@ def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
                 tile = DecodeTile(ceil_div(m, 8), row_tiles, stage_groups, stages, row_tiles, k_warps, 1)
                 under_way = stages * stage_groups * row_tiles * TILE_BYTES
                 unusual = (stage_groups != usual_groups) + (k_warps != most_k_warps)
-                found.append((abs(under_way - _DECODE_BYTES) + unusual * _DECODE_BYTES, tile))
+                found.append((abs(under_way - usual_bytes) + unusual * usual_bytes, tile))
     found.sort(key=lambda pair: (pair[0], str(pair[1])))
     return [tile for _, tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
@@ -205,10 +207,12 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
 def kernel_specs() -> Iterator[KernelSpec]:
     """Compilations of the measured tiles for bf16 activations, of one tile a kernel for fp16, of decode for NVFP4.
 
+    Each for its own products and, where a block can have several pieces of work, for such.
     Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
     """
-    measured = (*MEASURED.values(), *MEASURED_NVFP4.values())
-    tiles = sorted({tile for rows in measured for _, tile in rows}, key=str)
+    measured = [(*size, *row) for table in (MEASURED, MEASURED_NVFP4) for size, rows in table.items() for row in rows]
+    own = {tile.for_product(m, n, k, MEASURED_MULTIPROCESSORS) for n, k, m, tile in measured}
+    tiles = sorted(own | {tile for *_, tile in measured if tile.k_cluster == 1}, key=str)
     for tile in tiles:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):

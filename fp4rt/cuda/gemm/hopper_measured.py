@@ -33,7 +33,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 28672): (
-        (8, DecodeTile(1, 4, 4, 3, row_warps=4, k_warps=4, warp_tiles=1)),
+        (8, DecodeTile(1, 4, 2, 4, row_warps=4, k_warps=4, warp_tiles=1)),
         (32, SmallTile(4, 8, 1, 5, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (64, SmallTile(8, 8, 1, 4, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (96, SmallTile(12, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
@@ -46,8 +46,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 8192): (
-        (8, DecodeTile(1, 4, 4, 3, row_warps=2, k_warps=4, warp_tiles=2)),
-        (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=2, warp_tiles=1)),
+        (8, DecodeTile(1, 4, 2, 4, row_warps=4, k_warps=4, warp_tiles=1)),
+        (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=4, warp_tiles=1)),
         (32, SmallTile(4, 4, 2, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
         (64, SmallTile(8, 4, 1, 5, row_groups=1, k_groups=2, row_blocks=1, fragments=2)),
         (112, SmallTile(14, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
@@ -59,7 +59,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (ANY_M, _SHARED_TOKENS),
     ),
     (4096, 4096): (
-        (8, DecodeTile(1, 2, 2, 8, row_warps=2, k_warps=4, warp_tiles=1)),
+        (8, DecodeTile(1, 2, 2, 4, row_warps=2, k_warps=8, warp_tiles=1)),
         (16, DecodeTile(2, 2, 2, 7, row_warps=2, k_warps=4, warp_tiles=1)),
         (32, SmallTile(4, 4, 1, 6, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (64, SmallTile(8, 4, 1, 4, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),

@@ -26,6 +26,7 @@ from fp4rt.cuda.results import clear_bytes, new_memory, result
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.layout import ceil_div
+from fp4rt.prepacked import CHUNK_COLUMNS
 
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
@@ -56,9 +57,11 @@ class Plan:
     constants: tuple[int, ...]  # of GemmArguments: from ``a_row_stride`` to ``b_layout``
     hopper: bool  # whether the kernel takes HOPPER_ARGUMENTS
     tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
+    whole_chunks: int  # of 64 columns in a box of it; 0 where k ends within one
     dependent: bool  # the kernel ahead writes the activations
     whole_tiles: int  # TileSharing of a prefill tile
     sharers: int
+    piece_groups: int
 
 
 def matmul(
@@ -150,7 +153,7 @@ def forget_plans() -> None:
 def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, choice: Choice) -> Plan:
     """A choice with its kernels loaded, for operands of the form of ``a`` and ``weight``."""
     (m, n, k), device = (problem.m, problem.n, problem.k), weight.tiles.device.index
-    blocks, threads, spec = _launch_of(problem, choice)
+    grid, threads, spec = _launch_of(problem, choice)
     as_bf16 = choice.activations == "bf16"
     a_columns, a_layout, a_strides, dtype = 0, 0, (0, 0), problem.a_kind
     if isinstance(a, QuantizedViews):
@@ -163,37 +166,40 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         a_strides, dtype = (ceil_div(k, BLOCK) * BLOCK * 2, 2), "bfloat16"
     hopper = choice.kernel in HOPPER_KERNELS
     tile: Any = choice.tile
+    whole_chunks = tile.box_chunks if hopper and k % CHUNK_COLUMNS == 0 else 0
     sharing = choice.sharing(problem)
     return Plan(
         problem,
         choice,
         spec.on(device),
-        (blocks, 1, 1),
+        grid,
         threads,
         choice.workspace(problem),
         FINISH.on(device) if choice.splits > 1 else None,
         (ceil_div(n, FINISH_COLUMNS) * m, 1, 1),
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
         hopper,
-        (dtype, m, k, a_strides[0], tile.box) if hopper and dtype != "nvfp4" else None,
+        (dtype, m, k, a_strides[0], tile.box_rows, whole_chunks) if hopper and dtype != "nvfp4" else None,
+        whole_chunks,
         hopper and as_bf16 and not choice.repack,
         sharing.whole_tiles if sharing is not None else 0,
         sharing.sharers if sharing is not None else 0,
+        sharing.piece_groups if sharing is not None else 0,
     )
 
 
-def _launch_of(problem: Problem, choice: Choice) -> tuple[int, int, KernelSpec]:
-    """(blocks, threads, what to compile)."""
+def _launch_of(problem: Problem, choice: Choice) -> tuple[Extent, int, KernelSpec]:
+    """(grid, threads, what to compile)."""
     m, n, k = problem.m, problem.n, problem.k
     a_kind = "bfloat16" if choice.activations == "bf16" else problem.a_kind
     tile: Any = choice.tile
     if choice.kernel == "reference":
-        return ceil_div(m * n, REFERENCE_THREADS), REFERENCE_THREADS, _reference_spec(a_kind)
+        return (ceil_div(m * n, REFERENCE_THREADS), 1, 1), REFERENCE_THREADS, _reference_spec(a_kind)
     if choice.kernel == "portable":
         align = problem.align if choice.activations == "as given" else problem.align._replace(a=16, a_scales=1)
-        return tile.blocks(m, n, choice.splits), tile.threads, tile.spec(a_kind, problem.b_kind, align)
-    blocks = tile.grid(m, n, k, choice.splits, problem.device.multiprocessors)
-    return blocks, tile.threads, tile.spec("bfloat16" if a_kind == "nvfp4" else a_kind)
+        return (tile.blocks(m, n, choice.splits), 1, 1), tile.threads, tile.spec(a_kind, problem.b_kind, align)
+    grid = tile.grid(m, n, k, problem.device.multiprocessors)
+    return grid, tile.threads, tile.spec("bfloat16" if a_kind == "nvfp4" else a_kind)
 
 
 def launch(
@@ -243,7 +249,15 @@ def launch(
     else:
         described = NO_TENSOR_MAP if plan.tensor_map is None else encode_activations(a_pointer, *plan.tensor_map)
         begin = launch_dependent if plan.dependent else Kernel.launch_struct
-        own = plan.dependent, plan.whole_tiles, shared_sums, arrivals, plan.sharers
+        own = (
+            plan.whole_chunks,
+            plan.dependent,
+            plan.whole_tiles,
+            shared_sums,
+            arrivals,
+            plan.sharers,
+            plan.piece_groups,
+        )
         begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, *own), stream)
     if plan.finish is not None:
         launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)

@@ -48,7 +48,7 @@ class Choice:
     Attributes:
         kernel: one of :data:`KERNELS`.
         tile: its compile-time choices; None for the reference.
-        splits: parts of k that different blocks sum.
+        splits: parts of k that different blocks of the portable kernel sum.
         activations: "as given", or "bf16" where NVFP4 activations become bf16 in a workspace first.
         repack: whether B is repacked into a workspace first.
         why: for people.
@@ -134,23 +134,24 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
     missing = _missing_for_hopper(problem)
     if missing:
         raise BackendUnavailable(f"kernel {kernel!r} cannot compute this product: {missing}")
-    tile, splits, why = hopper_choice.choose_hopper(
+    tile, why = hopper_choice.choose_hopper(
         problem.m, problem.n, problem.k, problem.device.multiprocessors, kernel, problem.a_kind == "nvfp4"
     )
     if problem.b_kind != "prepacked":
         why += f"; b is repacked for this product, which pays from {REPACK_TOKENS} tokens on"
-    return with_hopper_tile(problem, tile, splits, why)
+    return with_hopper_tile(problem, tile, why)
 
 
-def with_hopper_tile(problem: Problem, tile: HopperTile, splits: int, why: str) -> Choice:
-    """A Hopper kernel with one of its tiles, which is told whether it decodes activations."""
+def with_hopper_tile(problem: Problem, tile: HopperTile, why: str) -> Choice:
+    """A Hopper kernel with one of its tiles, told whether it decodes activations and whether a block has one piece."""
+    tile = tile.for_product(problem.m, problem.n, problem.k, problem.device.multiprocessors)
     quantized, decodes = problem.a_kind == "nvfp4", False
     if isinstance(tile, DecodeTile):
         few = problem.m <= OWN_TOKENS and problem.m * problem.k <= OWN_ELEMENTS
         decodes = quantized and few and tile.k_cluster == 1 and problem.align.a >= CODE_ALIGNMENT
         tile = replace(tile, activation_warps=hopper_choice.ACTIVATION_WARPS if decodes else 0)
     activations = "bf16" if quantized and not decodes else "as given"
-    return Choice(tile.entry.removeprefix("gemm_"), tile, splits, activations, problem.b_kind != "prepacked", why)
+    return Choice(tile.entry.removeprefix("gemm_"), tile, 1, activations, problem.b_kind != "prepacked", why)
 
 
 def _portable(problem: Problem, why: str) -> Choice:

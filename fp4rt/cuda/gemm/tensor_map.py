@@ -7,6 +7,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from fp4rt.errors import BackendUnavailable
+from fp4rt.prepacked import CHUNK_COLUMNS
 
 __all__ = ["NO_TENSOR_MAP", "TENSOR_MAP_ALIGNMENT", "encode_activations"]
 
@@ -18,7 +19,8 @@ POINTER_ALIGNMENT = 16  # of the matrix and of its row pitch
 # Values of the driver API's enumerations
 _DATA_TYPES = {"float16": 6, "bfloat16": 9}
 _INTERLEAVE_NONE, _SWIZZLE_128_BYTES, _L2_PROMOTION_128_BYTES, _FILL_ZEROS = 0, 3, 2, 0
-_RANK = 2
+_RANK = 3
+_CHUNK_BYTES = 2 * CHUNK_COLUMNS
 
 
 @cache
@@ -32,8 +34,8 @@ def _encode() -> Any:
 
 
 @lru_cache(maxsize=4096)
-def encode_activations(pointer: int, dtype: str, m: int, k: int, pitch_bytes: int, box: tuple[int, int]) -> bytes:
-    """The map of a row-major matrix (m, k) of two-byte elements, in boxes of (rows, columns) swizzled by 128 bytes.
+def encode_activations(pointer: int, dtype: str, m: int, k: int, pitch_bytes: int, rows: int, chunks: int) -> bytes:
+    """A map of a row-major matrix (m, k) of two-byte elements, its boxes swizzled by 128 bytes.
 
     Args:
         pointer: device address, a multiple of 16.
@@ -41,17 +43,20 @@ def encode_activations(pointer: int, dtype: str, m: int, k: int, pitch_bytes: in
         m: rows.
         k: columns; what a box holds beyond the edges is filled with zeros.
         pitch_bytes: from one row to the next, a multiple of 16.
-        box: rows (at most 256) and columns (64) of a tile.
+        rows: of a box, at most 256.
+        chunks: of 64 columns in a box, where the map is that of whole chunks and k a multiple of 64; 0 for boxes of one
+            at any column. ``kernels_src/block/prepacked_arguments.cuh`` says what the two maps are.
 
     Raises:
         BackendUnavailable: the driver refuses.
     """
     buffer = (ctypes.c_uint8 * (TENSOR_MAP_BYTES + TENSOR_MAP_ALIGNMENT))()
     address = ctypes.addressof(buffer) + -ctypes.addressof(buffer) % TENSOR_MAP_ALIGNMENT
-    extents = (ctypes.c_uint64 * _RANK)(k, m)
-    pitches = (ctypes.c_uint64 * (_RANK - 1))(pitch_bytes)
-    box_extents = (ctypes.c_uint32 * _RANK)(box[1], box[0])
-    steps = (ctypes.c_uint32 * _RANK)(1, 1)
+    columns, depth = (CHUNK_COLUMNS, k // CHUNK_COLUMNS) if chunks else (k, 1)
+    extents = (ctypes.c_uint64 * _RANK)(columns, m, depth)
+    pitches = (ctypes.c_uint64 * (_RANK - 1))(pitch_bytes, _CHUNK_BYTES)
+    box_extents = (ctypes.c_uint32 * _RANK)(CHUNK_COLUMNS, rows, max(chunks, 1))
+    steps = (ctypes.c_uint32 * _RANK)(1, 1, 1)
     status = _encode()(
         ctypes.c_void_p(address),
         _DATA_TYPES[dtype],
@@ -69,6 +74,7 @@ def encode_activations(pointer: int, dtype: str, m: int, k: int, pitch_bytes: in
     if status:
         raise BackendUnavailable(
             f"cuTensorMapEncodeTiled returned {status} for {dtype} ({m}, {k}) at {pointer:#x}, pitch {pitch_bytes} "
-            f"bytes, box {box}; the address and the pitch must be multiples of {POINTER_ALIGNMENT} bytes"
+            f"bytes, {rows} rows and {chunks} chunks a box; the address and the pitch must be multiples of "
+            f"{POINTER_ALIGNMENT} bytes"
         )
     return ctypes.string_at(address, TENSOR_MAP_BYTES)

@@ -17,16 +17,20 @@ extern "C" void allow_reads(const void* first, u64 bytes) {
 // 0: threads run in their order.
 extern "C" void disturb(u64 seed) { emulation::disturbed = seed != 0, emulation::random_state = seed; }
 
-extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch, u32 box_rows,
-                    u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers) {
-    const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, 64},
+// `order` numbers the blocks of a grid of `columns` in x.
+extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch,
+                    u32 box_rows, u32 box_chunks, u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers,
+                    u32 piece_groups) {
+    const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, box_chunks},
                                          *gemm,
+                                         box_chunks,
                                          dependent,
                                          whole_tiles,
                                          shared_sums,
                                          arrivals,
-                                         sharers};
-    gridDim.x = blocks;
+                                         sharers,
+                                         piece_groups};
+    gridDim.x = columns;
     const auto body = [&args] {
         ENTRY(args);
         emulation::check_end_of_block();
@@ -37,7 +41,7 @@ extern "C" void run(const u32* order, u32 blocks, u32 threads, const GemmArgumen
             std::memset(emulation::arrived[block], 0, sizeof emulation::arrived[block]);
             emulation::barriers[block].clear();
         }
-        blockIdx.x = order[i];
+        blockIdx.x = order[i] % columns, blockIdx.y = order[i] / columns;
         emulation::run_block(threads, body, BLOCKS);
     }
     emulation::readable.clear();

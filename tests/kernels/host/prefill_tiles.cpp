@@ -2,7 +2,7 @@
 #include "num/integers.cuh"
 
 struct Index {
-    u32 x;
+    u32 x, y;
 };
 static Index blockIdx, gridDim;
 
@@ -14,14 +14,14 @@ T min(T a, T b) {
 #include "block/prefill_tiles.cuh"
 
 template <u32 CLUSTER>
-u64 pieces_of(const GemmArguments& args, u32 whole, u32 sharers, u32* row, u64 most) {
+u64 pieces_of(const GemmArguments& args, u32 whole, u32 sharers, u32 piece_groups, u32* row, u64 most) {
     u64 count = 0;
     for (blockIdx.x = 0; blockIdx.x < gridDim.x; ++blockIdx.x) {
-        const PrefillTiles<8, 256, CLUSTER, 1, 4> tiles(args, whole, sharers);
+        const PrefillTiles<8, 256, CLUSTER, 1, 4> tiles(args, whole, sharers, piece_groups);
         for (u32 piece = 0; piece < tiles.pieces(); ++piece) {
             const PrefillTile tile = tiles.at(piece, blockIdx.x % CLUSTER);
             const bool shared = tile.shared != NOT_SHARED;
-            const u64 begin = (u64)tile.shared * tiles.groups;
+            const u32 begin = tile.shared * tiles.groups;
             const u32 values[8] = {tiles.worker,
                                    tile.first_token,
                                    tile.first_row_tile,
@@ -38,11 +38,11 @@ u64 pieces_of(const GemmArguments& args, u32 whole, u32 sharers, u32* row, u64 m
     return count;
 }
 
-extern "C" u64 prefill_pieces(i64 m, i64 n, i32 k, u32 cluster, u32 blocks, u32 whole, u32 sharers, u32* row,
-                              u64 most) {
+extern "C" u64 prefill_pieces(i64 m, i64 n, i32 k, u32 cluster, u32 blocks, u32 whole, u32 sharers,
+                              u32 piece_groups, u32* row, u64 most) {
     GemmArguments args = {};
     args.m = m, args.n = n, args.k = k;
     gridDim.x = blocks;
-    return cluster == 1 ? pieces_of<1>(args, whole, sharers, row, most)
-                        : pieces_of<2>(args, whole, sharers, row, most);
+    return cluster == 1 ? pieces_of<1>(args, whole, sharers, piece_groups, row, most)
+                        : pieces_of<2>(args, whole, sharers, piece_groups, row, most);
 }

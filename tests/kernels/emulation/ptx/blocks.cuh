@@ -16,6 +16,8 @@ inline void named_barrier_sync(u32 id, u32 threads) {
     while (arrived < wanted) emulation::yield();
 }
 
+inline void named_barrier_arrive(u32 id, u32) { ++emulation::arrived[emulation::block_of_cluster()][id]; }
+
 template <int REGISTERS>
 inline void raise_registers() {}
 
