@@ -13,10 +13,11 @@ struct Meeting {
     u32 arrivals;     // an mbarrier, for clusters
     u32 id, threads;  // a named barrier, for a block alone
 
-    // One thread, before mbarrier_fence_init; all parts but the first send `bytes` together.
+    // One thread of those that meet, before they do so first; all parts but the first send `bytes` together.
     __device__ __forceinline__ void init(u32 bytes) const {
         if constexpr (CLUSTER_BLOCKS > 1) {
             mbarrier_init(arrivals, 1);
+            mbarrier_fence_init();
             mbarrier_arrive_expect(arrivals, bytes);
         }
     }

@@ -8,9 +8,9 @@
 // K_CLUSTER blocks of a cluster, meet in shared memory at the end, always in the same order. No barrier in the loop but
 // the stages' own.
 //
-// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS, K_WARPS
-// (a power of two), K_CLUSTER (1 or 2), ONE_PIECE, ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where things
-// lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
+// Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS,
+// K_WARPS (a power of two), K_CLUSTER (1 or 2), ONE_PIECE, ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where
+// things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
 #define OWN_TILES 0
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
@@ -55,15 +55,13 @@ gemm_decode(const __grid_constant__ PrepackedGemmArguments args) {
 
     const Meeting<K_CLUSTER> meeting{base + BARRIERS_AT + stages.barriers.BYTES, REDUCTION_BARRIER, 32 * CONSUMER_WARPS};
     if (warp == CONSUMER_WARPS) {
-        if (lane == 0) {
-            meeting.init(REDUCTION_BYTES);
-            stages.init_barriers(32 * CONSUMER_WARPS);
-        }
+        if (lane == 0) stages.init_barriers(32 * CONSUMER_WARPS);
         __syncwarp();
         named_barrier_arrive(START_BARRIER, STARTING_THREADS);
         stages.produce(args, lane);
         return;
     }
+    if (threadIdx.x == 0) meeting.init(REDUCTION_BYTES);
     named_barrier_sync(START_BARRIER, STARTING_THREADS);
 #if ACTIVATION_WARPS > 0
     if (warp > CONSUMER_WARPS) {

@@ -13,7 +13,7 @@
 //   shared memory   [ACTIVATION_STAGES][STAGE_CHUNKS][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
 //                   [2][2][OUT_TOKENS][128]   barriers, arrivals
 //
-// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
+// Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
 // ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and
 // where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
@@ -166,10 +166,6 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         const PrefillTile tile = any ? tiles.at(0, rank) : PrefillTile{};
         if (warp == 0 && lane == 0) {
             rings.activations.init(CONSUMER_GROUPS * CLUSTER);
-            if constexpr (K_CLUSTER > 1) {
-                mbarrier_init(rings.sums, 1);
-                mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
-            }
             mbarrier_fence_init();
             if (any && sends_activations_first(args)) {
                 send_stage(args, base, rank, tile.first_token, tile.first_group * GROUP_CHUNKS, 0);
@@ -194,6 +190,11 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     }
 
     raise_registers<CONSUMER_REGISTERS>();
+    if (K_CLUSTER > 1 && threadIdx.x == 4 * 32) {  // those that meet initialize what they meet at
+        mbarrier_init(rings.sums, 1);
+        mbarrier_fence_init();
+        mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
+    }
     if constexpr (CLUSTER > 1) cluster_meet(); else named_barrier_sync(START_BARRIER, STARTING_THREADS);
     const u32 group = warp / 4 - 1, group_warp = warp % 4, group_thread = threadIdx.x % GROUP_THREADS;
     const u32 g = lane / 4, t = lane % 4;

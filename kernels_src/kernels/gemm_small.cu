@@ -12,10 +12,10 @@
 // What was measured: how decoding and products are interleaved changes nothing. Together they take about as long as one
 // after the other, and so each instruction of the loop counts.
 //
-// Compile-time choices (fp4rt/cuda/gemm/hopper.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or 4),
-// K_CLUSTER (1 or 2), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
-// CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT,
-// REDUCTION_AT, OUT_AT.
+// Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or
+// 4), K_CLUSTER (1 or 2), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
+// CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage),
+// STAGE_BYTES, BARRIERS_AT, REDUCTION_AT, OUT_AT.
 #define ACTIVATION_WARPS 0
 #include "block/meeting.cuh"
 #include "block/prepacked_stages.cuh"
@@ -58,10 +58,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     if (warp >= CONSUMER_WARPS) {
         lower_registers<PRODUCER_REGISTERS>();
         if (warp > CONSUMER_WARPS) return;
-        if (lane == 0) {
-            meeting.init(REDUCTION_BYTES);
-            stages.init_barriers(32 * CONSUMER_WARPS);
-        }
+        if (lane == 0) stages.init_barriers(32 * CONSUMER_WARPS);
         __syncwarp();
         named_barrier_arrive(START_BARRIER, STARTING_THREADS);
         stages.produce(args, lane);
@@ -69,6 +66,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
     }
 
     raise_registers<CONSUMER_REGISTERS>();
+    if (threadIdx.x == 0) meeting.init(REDUCTION_BYTES);
     named_barrier_sync(START_BARRIER, STARTING_THREADS);
     const u32 group_warp = warp % 4, row_group = warp / 4 % ROW_GROUPS, k_group = warp / 4 / ROW_GROUPS;
     const u32 g = lane / 4, t = lane % 4;

@@ -68,15 +68,20 @@ def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(require_arch):
             if isinstance(tile, SmallTile):
                 small |= {replace(tile, token_tiles=tiles) for tiles in range(fewer // 8 + 1, tile.token_tiles + 1)}
     assert {tile.token_tiles for tile in small} >= set(range(2, 9))
-    specs = [tile.spec("bfloat16") for tile in small]
-    specs += [tile.spec("float16") for tile in small if tile.token_tiles % 2 == 0]
     most_sums = {tile for m in (112, 128) for tile in worth_measuring(m, 28672, 8192, 132, most=99)}
-    specs += [tile.spec("bfloat16") for tile in prefill | {tile for tile in most_sums if isinstance(tile, SmallTile)}]
+    most_sums = {tile for tile in most_sums if isinstance(tile, SmallTile)}
+    specs = [tile.spec("bfloat16") for tile in forms(small | most_sums | prefill)]
+    specs += [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 2 == 0]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(zip(specs, pool.map(lambda spec: spec.compile("sm_90a"), specs), strict=True))
     assert not [str(spec) for spec, compiled in found if "C7512" in compiled.log]
     spilled = {str(spec) for spec, compiled in found if any(used.spill_bytes for used in compiled.resources())}
     assert not [spec for spec in spilled if "gemm_small" in spec]  # prefill may keep what it computes once
+
+
+def forms(tiles):
+    """Each with a piece of work for each block, and with several where that can be."""
+    return {replace(tile, one_piece=True) for tile in tiles} | {tile for tile in tiles if tile.k_cluster == 1}
 
 
 def test_every_kernel_file_is_in_the_set():

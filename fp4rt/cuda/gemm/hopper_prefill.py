@@ -1,0 +1,217 @@
+"""Tiles of the prefill kernel: macros, memory plan, grid, and how workers share the last ones.
+
+The class holds what the kernel's header calls compile-time choices, in the same words, and refuses what it cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from fp4rt.cuda.gemm.hopper_plan import (
+    A_TYPES,
+    BARRIER_BYTES,
+    CHUNK_FRAGMENTS,
+    GROUP_CHUNKS,
+    SUMS_BARRIERS,
+    TILE_OUT_BYTES,
+    TOKEN_BYTES,
+    WARPGROUP_THREADS,
+    SharedPlan,
+    check_divides,
+    check_stages,
+    public_macros,
+    spec_of,
+)
+from fp4rt.errors import ShapeError
+from fp4rt.layout import ceil_div
+from fp4rt.prepacked import TILE_BYTES, TILE_COLUMNS, TILE_ROWS
+
+if TYPE_CHECKING:
+    from fp4rt.cuda.kernel import Extent
+    from fp4rt.cuda.kernel_spec import KernelSpec
+
+__all__ = ["PrefillTile", "TileSharing"]
+
+_CONSUMER_GROUPS = 2  # warpgroups, each with half of the rows
+_MOST_GRID_ROWS = 65535  # of blocks in y
+# Measured on an H200, in cycles of a multiprocessor
+_DECODING_CYCLES = 185  # of 64 rows' weights of a chunk, where nothing hides it
+_SHARING_CYCLES = 7000  # clearing the counters, meeting at them
+_LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
+_SHARED_BYTES_A_CYCLE = 11.4  # of sums that a multiprocessor hands to others, while all do
+_ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
+
+
+class TileSharing(NamedTuple):
+    """How workers (a block, or a cluster) divide the tiles of a large product: ``block/prefill_tiles.cuh``."""
+
+    whole_tiles: int  # that one worker has alone
+    sharers: int  # workers that share the others; 0 where there are none
+    piece_groups: int  # column groups that each of these has, or one fewer
+    sums_bytes: int  # of the sums that they hand to each other
+    arrivals_bytes: int  # of the counters, 0 before the launch
+    rounds: float  # that all workers take, in tiles; estimated
+
+
+@dataclass(frozen=True)
+class PrefillTile:
+    """``gemm_prefill.cu``: many tokens, wgmma, persistent.
+
+    Attributes:
+        tokens: of a tile, a multiple of 16, at most 256.
+        row_blocks: blocks of 64 rows of each of the two warpgroups.
+        row_tiles: tiles of 16 rows of a tile, at most 8 * row_blocks.
+        activation_stages: stages of activations on their way.
+        weight_stages: column groups of 256 of weights on their way.
+        raster_tokens: token tiles swept together.
+        cluster: blocks of a cluster that share their activations: 1 or 2.
+        k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
+        stage_chunks: chunks of 64 columns in a stage of activations, multiplied in one go: 1 or 2.
+        one_piece: each block, or cluster, has one tile, that of its place in the grid; see :meth:`for_product`.
+    """
+
+    tokens: int
+    row_blocks: int
+    row_tiles: int
+    activation_stages: int
+    weight_stages: int
+    raster_tokens: int
+    cluster: int = 1
+    k_cluster: int = 1
+    stage_chunks: int = 1
+    one_piece: bool = False
+
+    source: ClassVar[str] = "kernels/gemm_prefill.cu"
+    entry: ClassVar[str] = "gemm_prefill"
+    threads: ClassVar[int] = 3 * WARPGROUP_THREADS
+
+    def __post_init__(self) -> None:
+        check_stages("prefill", self.activation_stages)
+        check_divides("prefill, tokens in pairs of 8", self.tokens, 16)
+        check_divides(
+            "prefill, chunks of a column group in an even number of stages", GROUP_CHUNKS // 2, self.stage_chunks
+        )
+        if self.tokens > 256 or self.row_tiles > 8 * self.row_blocks or self.cluster * self.k_cluster > 2:
+            raise ShapeError(
+                f"prefill: {self} has over 256 tokens, over 8 row tiles a row block or two kinds of clusters; "
+                "choose another tile"
+            )
+        if self.k_cluster > 1 and self.activation_stages * self.stage_chunks < 2 * self.row_blocks:
+            raise ShapeError(
+                f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} chunks, got "
+                f"{self.activation_stages} stages of {self.stage_chunks}; choose another tile"
+            )
+
+    @property
+    def box_rows(self) -> int:
+        """Tokens that one copy of activations brings."""
+        return self.tokens // self.cluster
+
+    @property
+    def box_chunks(self) -> int:
+        """Chunks of 64 columns that it brings where k has whole ones; 0 where a stage has one anyway."""
+        return self.stage_chunks if self.stage_chunks > 1 else 0
+
+    @property
+    def out_tokens(self) -> int:
+        """Tokens whose results leave together."""
+        return next(tokens for tokens in (64, 48, 32, 16) if self.tokens % tokens == 0)
+
+    @cached_property
+    def plan(self) -> SharedPlan:
+        """Shared memory."""
+        plan = SharedPlan()
+        plan.add("_ACTIVATIONS_AT", self.activation_stages * self.stage_chunks * self.tokens * TOKEN_BYTES)
+        plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
+        plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * TILE_OUT_BYTES, 128)
+        stages = self.activation_stages + self.weight_stages
+        plan.add("BARRIERS_AT", (2 * stages + SUMS_BARRIERS) * BARRIER_BYTES)
+        plan.add("ARRIVALS_AT", _CONSUMER_GROUPS * 4, 4)
+        return plan
+
+    def defines(self, a_type: str) -> Mapping[str, int | str]:
+        """Macros of the compilation."""
+        return {
+            "A_TYPE": A_TYPES[a_type],
+            "TOKENS": self.tokens,
+            "ROW_BLOCKS": self.row_blocks,
+            "ROW_TILES": self.row_tiles,
+            "ACTIVATION_STAGES": self.activation_stages,
+            "STAGE_CHUNKS": self.stage_chunks,
+            "WEIGHT_STAGES": self.weight_stages,
+            "ONE_PIECE": int(self.one_piece),
+            "RASTER_TOKENS": self.raster_tokens,
+            "CLUSTER": self.cluster,
+            "K_CLUSTER": self.k_cluster,
+            "OUT_TOKENS": self.out_tokens,
+            **public_macros(self.plan.macros),
+        }
+
+    def spec(self, a_type: str) -> KernelSpec:
+        """What to compile."""
+        return spec_of(self, a_type)
+
+    def can_share(self, k: int) -> bool:
+        """Whether k is long enough for a cluster."""
+        return ceil_div(k, TILE_COLUMNS) >= self.k_cluster
+
+    def _row_clusters(self, n: int) -> int:
+        return ceil_div(ceil_div(n, TILE_ROWS), self.row_tiles * self.cluster)
+
+    def tiles(self, m: int, n: int) -> int:
+        """Tiles of a product, or tiles of clusters that share activations."""
+        return ceil_div(m, self.tokens) * self._row_clusters(n)
+
+    def for_product(self, m: int, n: int, k: int, multiprocessors: int) -> PrefillTile:
+        """The tile with ``one_piece`` as the product has it: what blocks begin and end with is shorter then."""
+        several = replace(self, one_piece=False)
+        alone = several.sharing(m, n, k, multiprocessors).sharers == 0
+        one = self.k_cluster > 1 or (alone and self.tiles(m, n) <= multiprocessors // self.cluster)
+        return replace(self, one_piece=one and ceil_div(m, self.tokens) <= _MOST_GRID_ROWS)
+
+    @property
+    def group_cycles(self) -> float:
+        """Of a multiprocessor, for one column group: products hide the decoding, the better the longer they take."""
+        products = CHUNK_FRAGMENTS * self.tokens / 2
+        block = float((products**4 + _DECODING_CYCLES**4) ** 0.25)
+        return _CONSUMER_GROUPS * self.row_blocks * GROUP_CHUNKS * block
+
+    def sharing(self, m: int, n: int, k: int, multiprocessors: int) -> TileSharing:
+        """How the last tiles, too few for all workers, are shared among them; alone, where that gains too little."""
+        count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
+        rest, groups = count % workers, ceil_div(k, TILE_COLUMNS)
+        alone = TileSharing(count, 0, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
+        if self.k_cluster > 1 or self.one_piece or rest == 0:
+            return alone
+        sums_bytes = _CONSUMER_GROUPS * self.row_blocks * 64 * self.tokens * 4
+        tile_cycles = groups * self.group_cycles
+
+        def rounds(sharers: int) -> float:
+            pieces = sharers if sharers % rest == 0 else sharers + rest
+            handing = pieces * self.cluster * sums_bytes / (_SHARED_BYTES_A_CYCLE * multiprocessors)
+            adding = pieces / rest * sums_bytes / _ADDED_BYTES_A_CYCLE  # by the last one, alone
+            return rest / sharers + (max(handing, adding) + _SHARING_CYCLES) / tile_cycles
+
+        most = min(workers, rest * groups)
+        sharers = min((*range(rest, most + 1, rest), most), key=rounds)
+        if rounds(sharers) > 1 - _LEAST_GAIN:
+            return alone
+        blocks = sharers * self.cluster
+        arrivals = rest * self.cluster * _CONSUMER_GROUPS * 2 * 4
+        all_rounds = (count - rest) // workers + rounds(sharers)
+        return TileSharing(
+            count - rest, sharers, rest * groups // sharers, 2 * blocks * sums_bytes, arrivals, all_rounds
+        )
+
+    def grid(self, m: int, n: int, k: int, multiprocessors: int) -> Extent:
+        """Blocks to launch."""
+        if self.one_piece:
+            return self._row_clusters(n) * self.cluster * self.k_cluster, ceil_div(m, self.tokens), 1
+        count, workers = self.tiles(m, n), max(1, multiprocessors // self.cluster)
+        if self.k_cluster > 1:  # a block of such a cluster has one tile
+            return count * self.k_cluster, 1, 1
+        shared = self.sharing(m, n, k, multiprocessors).sharers > 0
+        return (workers if shared else min(count, workers)) * self.cluster, 1, 1
