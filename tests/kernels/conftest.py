@@ -9,6 +9,7 @@ product and packing kernels, thread by thread, emulation/ in place of what a blo
 from __future__ import annotations
 
 import ctypes
+import itertools
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,11 +31,12 @@ def _builder(folder, sources, flags):
     if compiler is None:
         pytest.skip("needs g++ to build the kernels' sources for the host")
     built = {}
+    number = itertools.count()
 
     def build(source, *options):
         key = (source, options)
         if key not in built:
-            library = folder / f"{len(built)}.so"
+            library = folder / f"{next(number)}.so"
             includes = ["-I", str(sources), "-I", str(kernels_root())]
             command = [compiler, *FLAGS, *flags, *options, *includes, str(sources / source), "-o", str(library)]
             done = subprocess.run(command, capture_output=True, text=True)

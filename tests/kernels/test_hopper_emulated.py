@@ -9,6 +9,8 @@ not come when that one is over.
 from __future__ import annotations
 
 import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -90,13 +92,20 @@ SHARED_CASES = (
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def build(emulate):
     def build(spec):
         options = [f"-D{name}={value}" for name, value in spec.defines]
         return emulate("gemm_hopper.cpp", *options, f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}")
 
+    usual = [*CASES, *CLUSTER_CASES, *(case for case, _ in SHARED_CASES)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes as long as a product
+        list(pool.map(build, {spec_of(case) for form in (usual, map(one_piece, usual)) for case in form}))
     return build
+
+
+def spec_of(case):
+    return case[0].spec("bfloat16" if case[1] == "nvfp4" else case[1])
 
 
 def weight(rng, n, k):
@@ -143,7 +152,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     """(result, values of a, of b) with alpha 0.5; ``order`` is that of the clusters, ``seed`` disturbs the threads'."""
     tile, a_type, m, n, k, out_type, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
-    library = build(tile.spec("bfloat16" if a_type == "nvfp4" else a_type))
+    library = build(spec_of(case))
     tiles, b = weight(rng, n, k)
     if change is not None:
         change(tiles)
