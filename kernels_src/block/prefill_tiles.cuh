@@ -10,8 +10,8 @@
 //                                                                 6  7 | 14 15
 //
 // The first `whole` tiles go round among the workers (a block, or a cluster). The k of all the others, laid end to end,
-// is cut into pieces of `piece_groups` column groups, the first of them with one more, for the first `sharers` workers, so
-// that all end together. A tile that several workers have pieces of is shared: see block/shared_tiles.cuh.
+// is cut into pieces of `piece_groups` column groups, the first of them with one more, for the first `sharers` workers,
+// so that all end together. A tile that several workers have pieces of is shared: see block/shared_tiles.cuh.
 //
 //   5 sharers, 3 tiles after the whole ones, of 10 column groups each:
 //     |  tile 0  |  tile 1  |  tile 2  |

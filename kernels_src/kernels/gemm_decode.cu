@@ -1,5 +1,5 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for few tokens (m <= 8 TOKEN_TILES): bound by reading the weights.
-// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES x 64, or, with
+// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES tokens, or, with
 // ACTIVATION_WARPS, NVFP4 with codes at multiples of 8 bytes; sm_90.
 //
 // One warp keeps stages of weights and activations on their way (block/prepacked_stages.cuh); ROW_WARPS x K_WARPS warps

@@ -1,11 +1,11 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for many tokens: bound by the tensor cores.
-// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER x 64; sm_90a.
+// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER tokens; sm_90a.
 //
-// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens; with ONE_PIECE each block has the tile of its
-// place in the grid, and much less to compute and to fetch before its first copy and after its last product. One warp keeps stages of STAGE_CHUNKS
-// chunks of activations on their way, one the weights; two consumer warpgroups decode weights to registers, the row
-// operand of wgmma, each for half of the rows, one stage ahead of the products. Few tokens and one row block have little
-// to multiply in a chunk: two make a stage, so that the products take longer than all that comes between them.
+// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens; with ONE_PIECE each block has the tile of
+// its place in the grid, and much less to compute and to fetch before its first copy. One warp keeps stages of
+// STAGE_CHUNKS chunks of activations on their way, one the weights; two consumer warpgroups decode weights to registers,
+// the row operand of wgmma, each for half of the rows, one stage ahead of the products. Few tokens and one row block have
+// little to multiply in a chunk: two make a stage, so that the products take longer than all that comes between them.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
 // (K_CLUSTER = 2).
@@ -79,7 +79,7 @@ __device__ __forceinline__ void send_stage(const PrepackedGemmArguments& args, u
             tensor_load(to_chunk, &args.activations, column, token, from_chunk, barrier);
         }
     };
-    if (STAGE_CHUNKS > 1 && args.whole_chunks != 0) {
+    if (CLUSTER == 1 && STAGE_CHUNKS > 1 && args.whole_chunks != 0) {  // a part of the tokens has gaps between chunks
         load(to, 0, chunk);
     } else {
 #pragma unroll

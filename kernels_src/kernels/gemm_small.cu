@@ -1,6 +1,6 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for some tens of tokens (m <= 8 TOKEN_TILES): reading and arithmetic
 // take about as long.
-// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES x 64; sm_90a.
+// On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of 8 TOKEN_TILES tokens; sm_90a.
 //
 // Like gemm_decode.cu, with wgmma: ROW_GROUPS x K_GROUPS consumer warpgroups decode weights to registers, the row
 // operand of m64nNk16, and the tokens are read from shared memory by the tensor cores themselves. A warpgroup owns

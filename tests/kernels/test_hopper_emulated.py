@@ -75,7 +75,7 @@ CLUSTER_CASES = (
     (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 12, False),
     (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 8, False),
     (replace(PAIRED, k_cluster=2), "bfloat16", 40, 152, 832, "bfloat16", 8, False),
-    (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 784, "bfloat16", 8, True),
+    (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 832, "bfloat16", 8, True),
     (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 6, True),
     (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 4, False),  # one chunk; few rows for the second block
     (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 2, False),  # none

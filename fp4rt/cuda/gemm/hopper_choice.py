@@ -205,19 +205,25 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
 
 
 def kernel_specs() -> Iterator[KernelSpec]:
-    """Compilations of the measured tiles for bf16 activations, of one tile a kernel for fp16, of decode for NVFP4.
+    """Compilations for products of the measured sizes: 1 to 8192 tokens, powers of two, in bf16 and NVFP4.
 
-    Each for its own products and, where a block can have several pieces of work, for such.
-    Tiles of other token counts and sizes are compiled at their first use; they differ in numbers only.
+    And one tile a kernel for fp16, and one for blocks with several pieces of work. Others are compiled at their first
+    use; they differ in numbers only.
     """
-    measured = [(*size, *row) for table in (MEASURED, MEASURED_NVFP4) for size, rows in table.items() for row in rows]
-    own = {tile.for_product(m, n, k, MEASURED_MULTIPROCESSORS) for n, k, m, tile in measured}
-    tiles = sorted(own | {tile for *_, tile in measured if tile.k_cluster == 1}, key=str)
-    for tile in tiles:
+    products = [(1 << power, n, k) for n, k in MEASURED for power in range(14)]
+
+    def tiles(nvfp4: bool) -> set[HopperTile]:
+        processors = MEASURED_MULTIPROCESSORS
+        chosen = ((choose_hopper(*product, processors, nvfp4=nvfp4)[0], product) for product in products)
+        return {tile.for_product(*product, processors) for tile, product in chosen}
+
+    bf16, nvfp4 = sorted(tiles(False), key=str), sorted(tiles(True), key=str)
+    for tile in dict.fromkeys([*bf16, *nvfp4]):
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):
-        yield next(tile for tile in tiles if isinstance(tile, kernel)).spec("float16")
-    for size, rows in MEASURED.items():
-        _, tile = MEASURED_NVFP4.get(size, rows)[0]
-        assert isinstance(tile, DecodeTile)
-        yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")
+        yield next(tile for tile in bf16 if isinstance(tile, kernel)).spec("float16")
+        several = next(tile for tile in bf16 if isinstance(tile, kernel) and tile.k_cluster == 1)
+        yield replace(several, one_piece=False).spec("bfloat16")
+    for tile in nvfp4:
+        if isinstance(tile, DecodeTile) and tile.token_tiles == 1:
+            yield replace(tile, activation_warps=ACTIVATION_WARPS).spec("bfloat16")

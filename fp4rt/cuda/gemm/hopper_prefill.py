@@ -112,8 +112,8 @@ class PrefillTile:
 
     @property
     def box_chunks(self) -> int:
-        """Chunks of 64 columns that it brings where k has whole ones; 0 where a stage has one anyway."""
-        return self.stage_chunks if self.stage_chunks > 1 else 0
+        """Chunks of 64 columns that it brings where k has whole ones; 0 where only one fits without a gap."""
+        return self.stage_chunks if self.stage_chunks > 1 and self.cluster == 1 else 0
 
     @property
     def out_tokens(self) -> int:

@@ -38,7 +38,7 @@ extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, cons
     for (u32 i = 0; i < blocks; i += BLOCKS) {
         for (u32 block = 0; block < BLOCKS; ++block) {
             std::memset(emulation::memory_of(block), 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
-            std::memset(emulation::arrived[block], 0, sizeof emulation::arrived[block]);
+            std::memset(emulation::named_barriers[block], 0, sizeof emulation::named_barriers[block]);
             emulation::barriers[block].clear();
         }
         blockIdx.x = order[i] % columns, blockIdx.y = order[i] / columns;

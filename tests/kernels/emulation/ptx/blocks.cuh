@@ -4,19 +4,30 @@
 #include "num/integers.cuh"
 
 namespace emulation {
-inline long arrived[MOST_BLOCKS][16];
+struct NamedBarrier {
+    long arrived;
+    u32 threads;  // as the first to come says; the others must agree
+};
+inline NamedBarrier named_barriers[MOST_BLOCKS][16];
+
+inline long& arrive(u32 id, u32 threads) {
+    NamedBarrier& barrier = named_barriers[block_of_cluster()][id];
+    if (barrier.arrived == 0) barrier.threads = threads;
+    if (barrier.threads != threads) fail("a barrier of as many threads as others do not expect");
+    return ++barrier.arrived;
+}
 constexpr u32 BLOCK_SHIFT = 24;
 }
 
 inline u32 uniform(u32 value) { return value; }
 
 inline void named_barrier_sync(u32 id, u32 threads) {
-    long& arrived = emulation::arrived[emulation::block_of_cluster()][id];
-    const long wanted = (arrived++ / threads + 1) * threads;
+    const long& arrived = emulation::arrive(id, threads);
+    const long wanted = ((arrived - 1) / threads + 1) * threads;
     while (arrived < wanted) emulation::yield();
 }
 
-inline void named_barrier_arrive(u32 id, u32) { ++emulation::arrived[emulation::block_of_cluster()][id]; }
+inline void named_barrier_arrive(u32 id, u32 threads) { emulation::arrive(id, threads); }
 
 template <int REGISTERS>
 inline void raise_registers() {}
