@@ -30,12 +30,16 @@ def main() -> None:
 
 
 def hopper_tiles(cases, rng) -> int:
-    """Forms that selection does not take for such small products: clusters of every kind, tiles of several workers."""
-    from fp4rt.cuda.gemm.hopper import PrefillTile, SmallTile
+    """Forms that selection does not take for such small products: clusters of every kind, tiles of several workers.
+
+    k with and without a chunk that is not whole; and more pieces of work than multiprocessors.
+    """
+    from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 
     if not cases.has_hopper():
         return 0
     tiles = (
+        (DecodeTile(1, 4, 1, 3, row_warps=4, k_warps=2, warp_tiles=1, k_cluster=2), 7),
         (SmallTile(5, 16, 1, 2, 4, 1, 1, 4, k_cluster=2, own_groups=3), 40),
         (SmallTile(5, 8, 1, 3, 2, 2, 1, 4, k_cluster=2), 33),
         (PrefillTile(64, 1, 8, 4, 2, 2, cluster=2), 140),
@@ -43,11 +47,18 @@ def hopper_tiles(cases, rng) -> int:
         (PrefillTile(64, 1, 8, 2, 2, 2, stage_chunks=2), 140),
         (PrefillTile(64, 2, 16, 4, 2, 2), 140),
     )
-    b = cases.quantized(rng, 500, 1104)
-    for tile, m in tiles:
+    many_pieces = (
+        (DecodeTile(1, 1, 1, 3, row_warps=1, k_warps=4, warp_tiles=1), 5),
+        (SmallTile(5, 4, 1, 3, 1, 1, 1, 4), 37),
+        (PrefillTile(32, 1, 8, 4, 2, 2), 300),
+    )
+    products = [(tile, m, 500, k) for tile, m in tiles for k in (1104, 1088)]
+    products += [(tile, m, 8600 if m < 300 else 2200, k) for tile, m in many_pieces for k in (336, 320)]
+    weights = {(n, k): cases.quantized(rng, n, k) for n, k in {product[2:] for product in products}}
+    for tile, m, n, k in products:
         for kind in ("bfloat16", "nvfp4"):
-            cases.check_tile(f"{kind} m={m}", cases.activations(rng, m, 1104, kind), b, tile)
-    return 2 * len(tiles)
+            cases.check_tile(f"{kind} m={m} n={n} k={k}", cases.activations(rng, m, k, kind), weights[n, k], tile)
+    return 2 * len(products)
 
 
 if __name__ == "__main__":
