@@ -70,7 +70,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (256, _NARROW_HALVES),
         (384, _MIDDLE_HALVES),
         (512, _NARROW),
-        (ANY_M, _WIDE_SWEEP),
+        (1024, _WIDE_SWEEP),
+        (ANY_M, _SHARED_TOKENS),
     ),
 }
 
