@@ -104,6 +104,10 @@ class _StageTile:
             "ONE_PIECE": int(self.one_piece),
         }
 
+    def spec(self, a_type: str) -> KernelSpec:
+        """What to compile."""
+        return spec_of(self, a_type)
+
     @property
     def cluster_tiles(self) -> int:
         """Row tiles of a piece of work, which a block or a cluster computes."""
@@ -171,10 +175,6 @@ class DecodeTile(_StageTile):
             "K_CLUSTER": self.k_cluster,
             **public_macros(self.plan.macros),
         }
-
-    def spec(self, a_type: str) -> KernelSpec:
-        """What to compile."""
-        return spec_of(self, a_type)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,3 @@ class SmallTile(_StageTile):
             "PRODUCER_REGISTERS": self.registers[1],
             **public_macros(self.plan.macros),
         }
-
-    def spec(self, a_type: str) -> KernelSpec:
-        """What to compile."""
-        return spec_of(self, a_type)
