@@ -4,21 +4,30 @@
 product and packing kernels, thread by thread, emulation/ in place of what a block shares.
 
 ``nvrtc_knows``, ``require_arch``: an older NVRTC than the newest knows fewer architectures.
+
+``compilers``, ``compiled``: processes that compile, and all kernels for all architectures.
 """
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+import multiprocessing
+import os
 import shutil
 import subprocess
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
 from fp4rt.cuda.compiler import nvrtc_version, supported_archs
+from fp4rt.cuda.kernel_set import kernels_for
+from fp4rt.errors import BackendUnavailable
 from fp4rt.sources import kernels_root
 
+COMPILING = "test_kernels_compile.py"
 HOST = Path(__file__).parent / "host"
 EMULATION = Path(__file__).parent / "emulation"
 # -ffp-contract=off as the kernels are compiled: each product and each sum rounds on its own
@@ -64,6 +73,32 @@ def require_arch(nvrtc_knows):
             pytest.skip(f"needs an NVRTC that compiles for {arch}, this is {major}.{minor}")
 
     return require
+
+
+@pytest.fixture(scope="session")
+def compilers():
+    """As many processes as there are cores: in threads of one, NVRTC compiles little side by side."""
+    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
+    yield pool
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled(request):
+    """(spec, arch) -> future of the compilation, where its tests run.
+
+    All begin before the folder's first test, and use the cores that other tests leave idle.
+    """
+    if not any(item.path.name == COMPILING for item in request.session.items):
+        return {}
+    try:
+        version = nvrtc_version()
+    except BackendUnavailable:
+        return {}
+    archs, compilers = supported_archs(), request.getfixturevalue("compilers")
+    known = [arch for arch in COMPILED_ARCHS if request.getfixturevalue("nvrtc_knows")(arch)]
+    specs = [(spec, arch) for arch in known for spec in kernels_for(parse_target(arch, archs, version))]
+    return {(spec, arch): compilers.submit(spec.compile, arch) for spec, arch in specs}
 
 
 @pytest.fixture(scope="session")

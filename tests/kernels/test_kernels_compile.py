@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
-from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
-from fp4rt.cuda.compiler import nvrtc_version, supported_archs, system_headers_of
+from fp4rt.cuda.arch import COMPILED_ARCHS
+from fp4rt.cuda.compiler import nvrtc_version, system_headers_of
 from fp4rt.cuda.gemm.hopper import PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_NVFP4
-from fp4rt.cuda.kernel_set import all_kernels, kernels_for
+from fp4rt.cuda.kernel_set import all_kernels
+from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import BackendUnavailable
 
 try:
     NVRTC = nvrtc_version()
 except BackendUnavailable as error:
     pytest.skip(f"needs NVRTC: {error}", allow_module_level=True)
-
-
-@pytest.fixture(scope="module")
-def compiled(nvrtc_knows):
-    """(spec, arch) -> future of the compilation; NVRTC compiles in as many threads as there are cores."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {
-            (spec, arch): pool.submit(spec.compile, arch)
-            for arch in filter(nvrtc_knows, COMPILED_ARCHS)
-            for spec in kernels_for(parse_target(arch, supported_archs(), NVRTC))
-        }
 
 
 @pytest.mark.parametrize("arch", COMPILED_ARCHS)
@@ -58,7 +46,7 @@ def test_products_of_warpgroups_run_beside_the_warps_and_are_not_serialized(comp
     assert any("gemm_small.cu" in str(spec) for spec, _ in compiled)  # which ptxas would say it of
 
 
-def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(require_arch):
+def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(compilers, require_arch):
     """Each number of tokens is a compilation of its own, for which ptxas may run out of registers."""
     require_arch("sm_90a")
     small, prefill = set(), {PrefillTile(tokens, 1, 8, 4, 2, 2) for tokens in range(144, 257, 32)}
@@ -72,8 +60,7 @@ def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(require_arch):
     most_sums = {tile for tile in most_sums if isinstance(tile, SmallTile)}
     specs = [tile.spec("bfloat16") for tile in forms(small | most_sums | prefill)]
     specs += [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 2 == 0]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(zip(specs, pool.map(lambda spec: spec.compile("sm_90a"), specs), strict=True))
+    found = list(zip(specs, compilers.map(KernelSpec.compile, specs, itertools.repeat("sm_90a")), strict=True))
     assert not [str(spec) for spec, compiled in found if "C7512" in compiled.log]
     spilled = {str(spec) for spec, compiled in found if any(used.spill_bytes for used in compiled.resources())}
     assert not [spec for spec in spilled if "gemm_small" in spec]  # prefill may keep what it computes once
