@@ -75,8 +75,8 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     ),
 }
 
-# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few and large stages,
-# as each has a fixed cost; and so it does behind the pass that decodes them, for which all stages but the first wait.
+# With NVFP4 activations, where others win: the decode kernel, when it decodes them itself, wants few stages, as each
+# has a fixed cost; and so it does behind the pass that decodes them, for which all stages but the first wait.
 MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (8192, 8192): ((8, DecodeTile(1, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)),),
     (4096, 4096): (
