@@ -4,10 +4,13 @@
 // their weights and their tokens in L2. The blocks of a cluster take neighbouring row blocks of the same tokens
 // (CLUSTER_ROWS) or parts of k of the same tile (CLUSTER_KS).
 //
-//   RASTER_TOKENS = 2, tokens to the right, row blocks down:      0  1 | 8  9
-//                                                                 2  3 | 10 11
-//                                                                 4  5 | 12 13
-//                                                                 6  7 | 14 15
+//   RASTER_TOKENS = 2, tokens to the right, row blocks down:      0  1 | 14 15
+//                                                                 2  3 | 12 13
+//                                                                 4  5 | 10 11
+//                                                                 6  7 |  8  9
+//
+// What the tiles before have left in L2 comes first: every second sweep goes up again, and every second tile of a worker
+// goes through k backwards.
 //
 // The first `whole` tiles go round among the workers (a block, or a cluster). The k of all the others, laid end to end,
 // is cut into pieces of `piece_groups` column groups, the first of them with one more, for the first `sharers` workers,
@@ -29,6 +32,17 @@ struct PrefillTile {
     u32 first_row_tile, row_tiles;  // row_tiles may be 0 in the last cluster
     u32 first_group, last_group;    // column groups of 256
     u32 shared;                     // number among the tiles after the whole ones, or NOT_SHARED
+    bool backwards;                 // whether the last group comes first
+
+    // The group whose turn is `turn`, from first_group on.
+    __device__ __forceinline__ u32 group_at(u32 turn) const {
+        return backwards ? first_group + last_group - 1 - turn : turn;
+    }
+
+    // The same of chunks; those of a group keep their order.
+    __device__ __forceinline__ u32 chunk_at(u32 turn) const {
+        return group_at(turn / GROUP_CHUNKS) * GROUP_CHUNKS + turn % GROUP_CHUNKS;
+    }
 };
 
 template <u32 BLOCK_TILES, u32 BLOCK_TOKENS, u32 CLUSTER_ROWS, u32 CLUSTER_KS, u32 RASTER>
@@ -82,28 +96,31 @@ struct PrefillTiles {
         if (piece < own_whole) {
             const u32 part = CLUSTER_KS > 1 ? rank : 0;
             return tile(worker + piece * workers, rank, groups * part / CLUSTER_KS, groups * (part + 1) / CLUSTER_KS,
-                        NOT_SHARED);
+                        NOT_SHARED, piece);
         }
         const u32 begin = first_of(worker), end = first_of(worker + 1);
         const u32 number = begin / groups + piece - own_whole, tile_begin = number * groups;
         const u32 first = begin > tile_begin ? begin - tile_begin : 0;
         const u32 last = end < tile_begin + groups ? end - tile_begin : groups;
-        return tile(whole + number, rank, first, last, last - first == groups ? NOT_SHARED : number);
+        return tile(whole + number, rank, first, last, last - first == groups ? NOT_SHARED : number, piece);
     }
 
   private:
-    __device__ __forceinline__ PrefillTile tile(u32 item, u32 rank, u32 first_group, u32 last_group, u32 shared) const {
+    __device__ __forceinline__ PrefillTile tile(u32 item, u32 rank, u32 first_group, u32 last_group, u32 shared,
+                                            u32 piece) const {
         const u32 sweep = item < RASTER * row_clusters ? 0 : item / (RASTER * row_clusters);
         const u32 in_sweep = item - sweep * RASTER * row_clusters;
         const u32 width = min(RASTER, token_tiles - sweep * RASTER);
         const u32 in_row = width == RASTER ? in_sweep / RASTER : in_sweep / width;
-        const u32 first_row_tile = (in_row * CLUSTER_ROWS + (CLUSTER_ROWS > 1 ? rank : 0)) * BLOCK_TILES;
+        const u32 row = sweep % 2 != 0 ? row_clusters - 1 - in_row : in_row;
+        const u32 first_row_tile = (row * CLUSTER_ROWS + (CLUSTER_ROWS > 1 ? rank : 0)) * BLOCK_TILES;
         return {(sweep * RASTER + in_sweep - in_row * width) * BLOCK_TOKENS,
                 first_row_tile,
                 first_row_tile < all_row_tiles ? min(BLOCK_TILES, all_row_tiles - first_row_tile) : 0,
                 first_group,
                 last_group,
-                shared};
+                shared,
+                piece % 2 != 0};
     }
 };
 
@@ -127,7 +144,8 @@ struct GridTile {
                 first_row_tile < all_row_tiles ? min(BLOCK_TILES, all_row_tiles - first_row_tile) : 0,
                 groups * part / CLUSTER_KS,
                 groups * (part + 1) / CLUSTER_KS,
-                NOT_SHARED};
+                NOT_SHARED,
+                false};
     }
 };
 

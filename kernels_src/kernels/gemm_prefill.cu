@@ -106,7 +106,7 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
 #pragma unroll 1
         for (; chunk < tile.last_group * GROUP_CHUNKS; chunk += STAGE_CHUNKS) {
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
-            send_stage(args, base, rank, tile.first_token, chunk, place.stage);
+            send_stage(args, base, rank, tile.first_token, tile.chunk_at(chunk), place.stage);
             place.advance();
         }
     }
@@ -142,7 +142,7 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
 #pragma unroll 1
         for (; group < tile.last_group; ++group) {
             mbarrier_wait(rings.weights.empty(place.stage), place.parity);
-            send_group(args, tiles, base, tile, group, place.stage);
+            send_group(args, tiles, base, tile, tile.group_at(group), place.stage);
             place.advance();
         }
     }

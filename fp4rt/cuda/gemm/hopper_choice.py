@@ -38,7 +38,7 @@ _MOST_SMALL_STAGES = 6
 _MOST_OWN_TOKEN_TILES = 12  # of small tiles with rows of their own: beyond, registers run out
 _ACTIVATION_BYTES = 4 * _MOST_TOKENS * CHUNK_COLUMNS * 2  # of activations under way
 _PAIRED_TOKENS = 128  # up to here two chunks make a stage, where a tile has one row block
-_RASTER, _CLUSTER_RASTER = 2, 4  # prefill tiles' token tiles swept together
+_RASTER = 4  # prefill tiles' token tiles swept together
 _CHUNK_BYTES = TILE_BYTES * CHUNK_COLUMNS // TILE_COLUMNS  # of a row tile
 
 # Of weights under way in a multiprocessor: more is slower. Of few row tiles fewer, which come in more pieces.
@@ -52,7 +52,7 @@ _LAUNCH_CYCLES = 8000
 _TILE_CYCLES = 4500  # first loads and results of a prefill tile
 _SMALL_TILE_CYCLES = 3500  # and of a small one
 _MEETING_CYCLES = 2000  # two blocks of a cluster add their sums
-_LONG_CYCLES, _FEWER_JOULES = 300_000, 0.98  # of a product at the power limit; what shared tokens leave of its time
+_LONG_CYCLES, _FEWER_JOULES = 120_000, 0.98  # of a product at the power limit; what shared tokens leave of its time
 
 
 def choose_hopper(
@@ -200,7 +200,7 @@ def _prefill_tiles(m: int) -> list[PrefillTile]:
             found += one, replace(one, k_cluster=2), PrefillTile(tokens, 2, 16, 6, 2, _RASTER)
         else:
             one = PrefillTile(tokens, 1, 8, _ACTIVATION_BYTES // (tokens * CHUNK_COLUMNS * 2), 2, _RASTER)
-            found += one, replace(one, k_cluster=2), replace(one, raster_tokens=_CLUSTER_RASTER, cluster=2)
+            found += one, replace(one, k_cluster=2), replace(one, cluster=2)
     return [tile for tile in found if tile.plan.nbytes <= MAX_SHARED_BYTES]
 
 

@@ -9,9 +9,8 @@ __all__ = ["ANY_M", "MEASURED", "MEASURED_MULTIPROCESSORS", "MEASURED_NVFP4"]
 ANY_M = 2**63
 MEASURED_MULTIPROCESSORS = 132
 # Tiles that win for several sizes; one or two per cent are given away so that there are few to compile.
-_WIDE = PrefillTile(256, 1, 8, 4, 2, 2)
-_WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 2, k_cluster=2)
-_WIDE_SWEEP = PrefillTile(256, 1, 8, 4, 2, 4)
+_WIDE = PrefillTile(256, 1, 8, 4, 2, 4)
+_WIDE_HALVES = PrefillTile(256, 1, 8, 4, 2, 4, k_cluster=2)
 _SHARED_TOKENS = PrefillTile(256, 1, 8, 4, 2, 4, cluster=2)
 _MIDDLE = PrefillTile(192, 1, 8, 5, 2, 4)
 _MIDDLE_HALVES = PrefillTile(192, 1, 8, 5, 2, 4, k_cluster=2)
@@ -29,7 +28,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (192, _MIDDLE),
         (256, _WIDE),
         (384, _MIDDLE),
-        (1024, _WIDE),
+        (512, _WIDE),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 28672): (
@@ -42,7 +41,6 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (256, _WIDE_HALVES),
         (384, _MIDDLE),
         (1024, _WIDE),
-        (2048, PrefillTile(256, 1, 8, 4, 2, 2, cluster=2)),
         (ANY_M, _SHARED_TOKENS),
     ),
     (8192, 8192): (
@@ -55,7 +53,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (192, _MIDDLE_HALVES),
         (256, _NARROW),
         (384, _MIDDLE),
-        (2048, _WIDE_SWEEP),
+        (512, _WIDE),
         (ANY_M, _SHARED_TOKENS),
     ),
     (4096, 4096): (
@@ -70,7 +68,6 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (256, _NARROW_HALVES),
         (384, _MIDDLE_HALVES),
         (512, _NARROW),
-        (1024, _WIDE_SWEEP),
         (ANY_M, _SHARED_TOKENS),
     ),
 }
