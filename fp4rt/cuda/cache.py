@@ -2,20 +2,18 @@
 
 The folder is ``fp4rt.cache_folder``'s. The key covers everything that decides the image: NVRTC's version, every
 option (target and defines among them), and the text of the source and of every header that it includes. An entry is
-written to a temporary file and renamed, so racing processes each see a whole file or none; its SHA-256 is checked on
-read. A folder that cannot be used costs one warning, never a failure.
+written to a temporary file and renamed, so racing processes each see a whole file or none; the SHA-256 of it and its
+key is checked on read. A folder that cannot be used costs one warning, never a failure.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import threading
 import warnings
 from pathlib import Path
 
-from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
+from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder, write_entry
 from fp4rt.cuda.compiler import CompiledKernel, Defines, compile_kernel, nvrtc_version, options_for, sources_of
 
 __all__ = ["cached_compile", "entry_key"]
@@ -40,30 +38,38 @@ def entry_key(source: str, defines: Defines, arch: str, *, fmad: bool = False) -
 
 def cached_compile(source: str, defines: Defines, arch: str, *, fmad: bool = False) -> CompiledKernel:
     """:func:`~fp4rt.cuda.compiler.compile_kernel` through the disk: same arguments, result and errors."""
-    path = cache_folder() / f"{entry_key(source, defines, arch, fmad=fmad)}.kernel"
-    found = _read(path)
+    key = entry_key(source, defines, arch, fmad=fmad)
+    path = cache_folder() / f"{key}.kernel"
+    found = _read(path, key)
     if found is None:
         found = compile_kernel(source, defines, arch, fmad=fmad)
-        _write(path, found)
+        try:
+            write_entry(path, _pack(found, key))
+        except OSError as error:
+            _warn_once(path.parent, error)
     return found
 
 
-def _pack(kernel: CompiledKernel) -> bytes:
+def _digest(payload: bytes, key: str) -> bytes:
+    return hashlib.sha256(key.encode() + payload).digest()
+
+
+def _pack(kernel: CompiledKernel, key: str) -> bytes:
     log = kernel.log.encode()
     payload = len(log).to_bytes(_LENGTH_BYTES, "little") + log + kernel.image
-    return _MAGIC + hashlib.sha256(payload).digest() + payload
+    return _MAGIC + _digest(payload, key) + payload
 
 
-def _unpack(content: bytes) -> CompiledKernel | None:
+def _unpack(content: bytes, key: str) -> CompiledKernel | None:
     start = len(_MAGIC) + _DIGEST_BYTES
     digest, payload = content[len(_MAGIC) : start], content[start:]
-    if not content.startswith(_MAGIC) or hashlib.sha256(payload).digest() != digest:
+    if not content.startswith(_MAGIC) or _digest(payload, key) != digest:
         return None
     end = _LENGTH_BYTES + int.from_bytes(payload[:_LENGTH_BYTES], "little")
     return CompiledKernel(image=payload[end:], log=payload[_LENGTH_BYTES:end].decode())
 
 
-def _read(path: Path) -> CompiledKernel | None:
+def _read(path: Path, key: str) -> CompiledKernel | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -71,22 +77,7 @@ def _read(path: Path) -> CompiledKernel | None:
     except OSError as error:  # made by another user, a file where the folder should be, ...
         _warn_once(path.parent, error)
         return None
-    return _unpack(content)  # None for a truncated or foreign entry: compiled again and replaced
-
-
-def _write(path: Path, kernel: CompiledKernel) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(_pack(kernel))
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        _warn_once(path.parent, error)
+    return _unpack(content, key)  # None for a truncated, foreign or renamed entry: compiled again and replaced
 
 
 def _warn_once(folder: Path, error: OSError) -> None:

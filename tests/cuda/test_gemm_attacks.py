@@ -219,20 +219,16 @@ def test_explain_names_kernel_tile_workspace_and_reason(rng):
 
 
 def test_measured_tiles_are_remembered(rng, tmp_path, monkeypatch):
-    from fp4rt.cuda.gemm import autotune
     from fp4rt.cuda.gemm.matmul import forget_plans
 
     monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path))
-    autotune.forget()
     a, b = cases.halves(rng, 4, 512, "bfloat16"), cases.quantized(rng, 256, 512)
     assert "measured" not in fp4rt.explain(a.given, b.given).why
     assert "measured" in fp4rt.explain(a.given, b.given, measure=True).why
     forget_plans()
-    autotune.forget()
     assert "measured" in fp4rt.explain(a.given, b.given).why
     cases.check("with the measured tile", a, b, None, cases.PLAIN)
     monkeypatch.undo()
-    autotune.forget()
     forget_plans()
 
 

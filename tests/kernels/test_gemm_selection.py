@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
 
 from fp4rt.cuda.gemm import autotune
+from fp4rt.cuda.gemm.hopper import DecodeTile
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile, alignment_of
 from fp4rt.cuda.gemm.portable_choice import candidates
 from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem, can_bulk_load
@@ -160,9 +162,6 @@ def test_what_a_kernel_does_not_read_does_not_make_it_another_kernel():
 @pytest.fixture
 def tuning(tmp_path, monkeypatch):
     monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path))
-    autotune.forget()
-    yield
-    autotune.forget()
 
 
 def test_the_fastest_measured_tile_is_remembered_for_its_token_range_only(tuning):
@@ -200,27 +199,86 @@ def test_a_tile_measured_for_fewer_tokens_is_not_used_for_more(tuning, m):
     assert autotune.remembered(problem._replace(m=most + 1)) is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', None])
+def entry_of(problem):
+    """What is kept of a measurement of the problem."""
+    autotune.tune(problem, lambda choice: 10.0)
+    assert autotune.remembered(problem) is not None
+    return json.loads(autotune.tuning_file(problem).read_text())
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}', "[" * 200000, "7", None])
 def test_a_broken_file_of_tiles_is_as_good_as_none(tuning, content):
     problem = product(A100, 5)
-    if content is not None:
-        autotune.tuning_file().write_text(content)
+    entry_of(problem)
+    path = autotune.tuning_file(problem)
+    path.unlink() if content is None else path.write_text(content)
     assert autotune.remembered(problem) is None
-    entry = {"kernel": "portable", "tile": "PortableTile", "fields": {"warps_n": 1}, "splits": 1, "us": 1.0}
-    for broken in (entry, {**entry, "tile": "Gone"}, {**entry, "kernel": "decode"}, 7):
-        autotune.tuning_file().write_text(json.dumps({autotune.entry_key(problem): broken}))
-        autotune.forget()
-        assert autotune.remembered(problem) is None
+
+
+DECODE = asdict(DecodeTile(1, 2, 2, 3, row_warps=2, k_warps=4, warp_tiles=1))
+ENTRY_FAULTS = [
+    (A100, {"us": None}),
+    (A100, {"us": "3.0"}),
+    (A100, {"tile": "Gone"}),
+    (A100, {"fields": {"warps_n": 1}}),
+    (A100, {"fields": {"pieces": 0}}),
+    (A100, {"fields": {"pieces": "1"}}),
+    (A100, {"fields": {"pieces": 1.0}}),
+    (A100, {"fields": {"stages": 1}}),
+    (A100, {"fields": {"stages": 99}}),
+    (A100, {"splits": 0}),
+    (A100, {"splits": -3}),
+    (A100, {"splits": 1000}),
+    (A100, {"splits": "1"}),
+    (A100, {"key": "another problem"}),
+    (A100, {"tile": "DecodeTile", "fields": DECODE}),  # a kernel that the device has not
+    (H200, {"tile": "PortableTile", "fields": asdict(PortableTile(2, 4, 2, 1, 1, 4, 1))}),  # one that cannot read b
+    (H200, {"fields": {"row_warps": 1, "row_tiles": 2}}),
+]
+
+
+@pytest.mark.parametrize(("device", "change"), ENTRY_FAULTS, ids=[str(change)[:40] for _, change in ENTRY_FAULTS])
+def test_an_edited_entry_is_as_good_as_none(tuning, device, change):
+    problem = product(device, 5, b_kind="prepacked" if device is H200 else "nvfp4")
+    entry = entry_of(problem)
+    whole = "tile" in change or change.get("fields", {}).keys() == {"warps_n"}
+    edited = entry | change
+    if "fields" in change and not whole:
+        edited["fields"] = entry["fields"] | change["fields"]
+    autotune.tuning_file(problem).write_text(json.dumps(edited))
+    assert autotune.remembered(problem) is None
+
+
+def test_entries_of_many_processes_do_not_write_over_each_other(tuning):
+    problems = [product(A100, 5, n=16 * i) for i in range(1, 9)]
+    for problem in problems:
+        autotune.remember(problem, choose(problem), 10.0)
+    assert len({autotune.tuning_file(problem) for problem in problems}) == len(problems)
+    assert all(autotune.remembered(problem) for problem in problems)
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning_and_not_the_measurement(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.warns(RuntimeWarning, match="FP4RT_CACHE_DIR"):
+        best, microseconds = autotune.tune(product(A100, 5), lambda choice: 10.0)
+    assert best.kernel == "portable"
+    assert microseconds == 10.0
 
 
 def test_a_remembered_tile_that_no_longer_fits_shared_memory_is_measured_again(tuning):
     problem = product(H200, 300, b_kind="prepacked")
-    fields = {"tokens": 256, "row_blocks": 1, "row_tiles": 8, "activation_stages": 8, "weight_stages": 2}
-    fields |= {"raster_tokens": 4, "cluster": 1, "k_cluster": 1}
-    entry = {"kernel": "prefill", "tile": "PrefillTile", "fields": fields, "splits": 1, "us": 1.0}
-    autotune.tuning_file().write_text(json.dumps({autotune.entry_key(problem): entry}))
-    autotune.forget()
+    entry = entry_of(problem)
+    assert entry["tile"] == "PrefillTile"
+    entry["fields"]["activation_stages"] = 16
+    autotune.tuning_file(problem).write_text(json.dumps(entry))
     assert autotune.remembered(problem) is None
+
+
+@pytest.mark.parametrize("change", [{"stages": 1}, {"pieces": 0}, {"warps_n": 16}, {"pieces": 3}], ids=str)
+def test_what_the_portable_kernel_cannot_compute_is_refused(change):
+    with pytest.raises(ShapeError, match="choose another tile"):
+        replace(PortableTile(2, 4, 2, 1, 1, 4, 1), **change)
 
 
 def test_rows_that_repeat_or_overlap_are_not_for_the_copy_engine():

@@ -10,6 +10,7 @@ import warnings
 
 import pytest
 
+from fp4rt import cache_folder
 from fp4rt.cuda import cache, compiler
 from fp4rt.cuda.cache import cached_compile, entry_key
 from fp4rt.cuda.compiler import CompiledKernel
@@ -94,6 +95,13 @@ def test_a_damaged_entry_is_compiled_again_and_replaced(folder, compilations, da
     assert path.read_bytes() == content
 
 
+def test_an_entry_under_another_s_name_is_compiled_again(folder, compilations):
+    foreign = get(arch="sm_89")
+    entry(folder).rename(folder / f"{entry_key(SOURCE, DEFINES, ARCH)}.kernel")
+    assert get() != foreign
+    assert len(compilations) == 2
+
+
 def works_with_one_warning(folder, compilations):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -119,7 +127,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(folder, compilations,
         def refuse(*args, **kwargs):
             raise PermissionError(13, "Permission denied", str(folder))
 
-        monkeypatch.setattr(cache.tempfile, "mkstemp", refuse)
+        monkeypatch.setattr(cache_folder.tempfile, "mkstemp", refuse)
     else:
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     works_with_one_warning(folder, compilations)
@@ -147,7 +155,7 @@ def test_a_full_disk_leaves_nothing_behind(folder, compilations, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.os, "replace", full)
+    monkeypatch.setattr(cache_folder.os, "replace", full)
     works_with_one_warning(folder, compilations)
     assert list(folder.iterdir()) == []
 

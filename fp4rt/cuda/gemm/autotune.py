@@ -1,42 +1,36 @@
 """Measured tiles: ``tune`` times candidates on the device at hand, and a file remembers the fastest.
 
-Nothing is measured unasked. A file that cannot be read, or entries of another version, are as good as none; a wrong one
-costs speed and never bits' correctness, since every candidate computes the same product.
+Nothing is measured unasked. A file that cannot be read, or of another version, is as good as none; a wrong one costs
+speed and no bit of correctness, since tiles that cannot compute the product are refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import statistics
-import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fp4rt.cache_folder import cache_folder
+from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder, write_entry
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import candidates
-from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose, with_hopper_tile
+from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, check_grid, choose, with_hopper_tile
 from fp4rt.version import __version__
 
 if TYPE_CHECKING:
     from fp4rt.cuda.gemm.problem import Problem
 
-__all__ = ["choices", "entry_key", "forget", "remember", "remembered", "tune", "tuning_file"]
+__all__ = ["choices", "entry_key", "remember", "remembered", "tune", "tuning_file"]
 
 _TILES = {tile.__name__: tile for tile in (PortableTile, DecodeTile, SmallTile, PrefillTile)}
 _TRIED = 12  # of the portable candidates, the cheapest by estimate
 _REPEATS = 15
-
-
-def tuning_file() -> Path:
-    """Where measured tiles are kept."""
-    return cache_folder() / "gemm-tiles.json"
 
 
 def entry_key(problem: Problem) -> str:
@@ -47,65 +41,63 @@ def entry_key(problem: Problem) -> str:
     return f"{__version__} {where} m<={tokens} n={problem.n} k={problem.k} {problem.a_kind} x {problem.b_kind}"
 
 
-@cache
-def _entries() -> dict[str, Any]:
-    try:
-        found = json.loads(tuning_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def forget() -> None:
-    """Read the file anew at the next look."""
-    _entries.cache_clear()
+def tuning_file(problem: Problem) -> Path:
+    """Where a problem's fastest tile is kept: a file each, so that no process writes over what another found."""
+    name = hashlib.sha256(entry_key(problem).encode()).hexdigest()[:32]
+    return cache_folder() / "gemm-tiles" / f"{name}.json"
 
 
 def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
     """The measured choice for a problem, or None. ``kernel`` limits it to one kernel."""
-    entry = _entries().get(entry_key(problem)) if _entries() else None
-    if not isinstance(entry, dict):
-        return None
     try:
-        tile = _TILES[entry["tile"]](**entry["fields"])
-        name, splits = entry["kernel"], int(entry["splits"])
-        if not isinstance(tile, PortableTile):
-            tile.spec("bfloat16")  # raises where it no longer fits
-        base = choose(problem, name if name not in HOPPER_KERNELS else None)  # which of them is the tile's to say
-    except Exception:  # of another version, or edited: measure again
+        entry = json.loads(tuning_file(problem).read_text(encoding="utf-8"))
+        choice = _choice_of(entry, problem)
+        check_grid(problem, choice)
+    except Exception:  # there is none, it is of another version, or edited: choose anew
         return None
-    if (name in HOPPER_KERNELS) != (base.kernel in HOPPER_KERNELS):  # as when a cannot be copied in bulk
-        return None
-    fits = splits <= tile.max_splits(problem.k) if isinstance(tile, PortableTile) else tile.can_share(problem.k)
-    if kernel not in (None, name) or not fits:
-        return None
-    if isinstance(tile, (DecodeTile, SmallTile)) and problem.m > tile.max_tokens:  # measured for fewer of its range
-        return None
+    return choice if kernel in (None, choice.kernel) else None
+
+
+def _choice_of(entry: Any, problem: Problem) -> Choice:
+    """Raises whatever it may where an entry is not one that :func:`remember` writes for the problem."""
+    tile, splits, values = _TILES[entry["tile"]](**entry["fields"]), entry["splits"], entry["fields"].values()
+    if entry["key"] != entry_key(problem) or not {type(splits), *map(type, values)} <= {int, bool}:
+        raise ValueError
+    base = choose(problem)
     why = f"measured: {entry['us']:.1f} us"
-    if not isinstance(tile, PortableTile):
-        return with_hopper_tile(problem, tile, why)
-    return Choice(name, tile, splits, base.activations, base.repack, why)
+    if isinstance(tile, PortableTile):
+        a_kind = "bfloat16" if base.activations == "bf16" else problem.a_kind
+        small = tile.shared_bytes(a_kind) <= problem.device.shared_bytes
+        if base.kernel != "portable" or not small or not 1 <= splits <= tile.max_splits(problem.k):
+            raise ValueError
+        return Choice("portable", tile, splits, base.activations, base.repack, why)
+    tile.spec("bfloat16")  # raises where it no longer fits
+    covers = isinstance(tile, PrefillTile) or problem.m <= tile.max_tokens  # it may be measured for fewer of its range
+    if base.kernel not in HOPPER_KERNELS or not covers or not tile.can_share(problem.k):
+        raise ValueError  # such as where a cannot be copied in bulk
+    return with_hopper_tile(problem, tile, why)
 
 
 def remember(problem: Problem, choice: Choice, microseconds: float) -> None:
-    """Write one entry: the file is replaced in one step, so that readers see the old or the new one."""
-    path = tuning_file()
-    forget()
+    """Write an entry, or warn that it cannot be: the file is replaced in one step, so that readers see either."""
+    path = tuning_file(problem)
     tile: Any = choice.tile
     entry = {
-        "kernel": choice.kernel,
+        "key": entry_key(problem),
         "tile": type(tile).__name__,
         "fields": {f.name: asdict(tile)[f.name] for f in fields(tile)},
         "splits": choice.splits,
         "us": microseconds,
     }
-    text = json.dumps({**_entries(), entry_key(problem): entry}, indent=1, sort_keys=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
-    forget()
+    try:
+        write_entry(path, json.dumps(entry, indent=1, sort_keys=True).encode())
+    except OSError as error:
+        warnings.warn(
+            f"fp4rt cannot keep what it measured in {path.parent} ({error.strerror or error}); "
+            f"set {CACHE_VARIABLE} to a folder that can be written",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def choices(problem: Problem) -> list[Choice]:

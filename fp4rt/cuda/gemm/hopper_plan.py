@@ -22,8 +22,8 @@ __all__ = [
     "WARPGROUP_THREADS",
     "SharedPlan",
     "check_divides",
-    "check_stages",
     "public_macros",
+    "refuse",
     "spec_of",
 ]
 
@@ -47,10 +47,11 @@ def check_divides(what: str, whole: int, part: int) -> None:
         raise ShapeError(f"{what}: {part} does not divide {whole}; choose another tile")
 
 
-def check_stages(kernel: str, stages: int) -> None:
-    """Raises ShapeError where the kernel would wait for ever."""
-    if stages < 2:  # a stage is given back when products of the next one are under way
-        raise ShapeError(f"{kernel}: wanted at least 2 stages, got {stages}; choose another tile")
+def refuse(kernel: str, tile: object, faults: Mapping[str, bool]) -> None:
+    """Raises ShapeError that names the first of the tile's faults, if it has one."""
+    for fault, found in faults.items():
+        if found:
+            raise ShapeError(f"{kernel}: {tile} has {fault}; choose another tile")
 
 
 class SharedPlan:

@@ -21,11 +21,10 @@ from fp4rt.cuda.gemm.hopper_plan import (
     WARPGROUP_THREADS,
     SharedPlan,
     check_divides,
-    check_stages,
     public_macros,
+    refuse,
     spec_of,
 )
-from fp4rt.errors import ShapeError
 from fp4rt.layout import ceil_div
 from fp4rt.prepacked import TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
@@ -89,21 +88,24 @@ class PrefillTile:
     threads: ClassVar[int] = 3 * WARPGROUP_THREADS
 
     def __post_init__(self) -> None:
-        check_stages("prefill", self.activation_stages)
+        chunks = self.activation_stages * self.stage_chunks
+        faults = {
+            "one stage only, which is given back when products of the next are under way": self.activation_stages == 1,
+            "no stages": min(self.activation_stages, self.weight_stages) < 1,
+            "no tokens, or more than 256": not 1 <= self.tokens <= 256,
+            "no row blocks": self.row_blocks < 1,
+            "no row tiles, or over 8 a row block": not 1 <= self.row_tiles <= 8 * self.row_blocks,
+            "sweeps of no token tiles": self.raster_tokens < 1,
+            "two kinds of clusters, or one of neither one nor two blocks": (
+                (self.cluster, self.k_cluster) not in ((1, 1), (1, 2), (2, 1))
+            ),
+            "a number of stage_chunks that is neither 1 nor 2": self.stage_chunks not in (1, 2),
+            "too few stages for the sums of a cluster, which lie over them": (
+                self.k_cluster > 1 and chunks < 2 * self.row_blocks
+            ),
+        }
+        refuse("prefill", self, faults)
         check_divides("prefill, tokens in pairs of 8", self.tokens, 16)
-        check_divides(
-            "prefill, chunks of a column group in an even number of stages", GROUP_CHUNKS // 2, self.stage_chunks
-        )
-        if self.tokens > 256 or self.row_tiles > 8 * self.row_blocks or self.cluster * self.k_cluster > 2:
-            raise ShapeError(
-                f"prefill: {self} has over 256 tokens, over 8 row tiles a row block or two kinds of clusters; "
-                "choose another tile"
-            )
-        if self.k_cluster > 1 and self.activation_stages * self.stage_chunks < 2 * self.row_blocks:
-            raise ShapeError(
-                f"prefill, sums of a cluster over its activations: wanted at least {2 * self.row_blocks} chunks, got "
-                f"{self.activation_stages} stages of {self.stage_chunks}; choose another tile"
-            )
 
     @property
     def box_rows(self) -> int:

@@ -22,11 +22,11 @@ from fp4rt.cuda.gemm.hopper_plan import (
     WARPGROUP_THREADS,
     SharedPlan,
     check_divides,
-    check_stages,
     public_macros,
+    refuse,
     spec_of,
 )
-from fp4rt.errors import ShapeError
+from fp4rt.format import BLOCK
 from fp4rt.layout import ceil_div
 from fp4rt.prepacked import TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
@@ -42,6 +42,9 @@ _SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begin
 # Of a consumer and of a producer thread, by consumer warpgroups
 _CONSUMER_REGISTERS = {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
+_WARP_LANES = 32
+_MOST_THREADS = 1024
+_LEAST_OTHER_WARPS = 4  # of a decode tile, beside the consumers: gemm_decode.cu keeps registers for so many
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,16 @@ class _StageTile:
 
     source: ClassVar[str]
     entry: ClassVar[str]
+
+    def _refuse(self, own_tiles: int, faults: Mapping[str, bool]) -> None:
+        copies = self.box_chunks + (2 if own_tiles else 1) * self.stage_groups
+        usual = {
+            "no tokens, rows, groups or stages": min(self.token_tiles, self.row_tiles, self.stage_groups, self.stages)
+            < 1,
+            "a cluster of neither one nor two blocks": self.k_cluster not in (1, 2),
+            "more copies a stage than its producer has lanes": copies > _WARP_LANES,
+        }
+        refuse(self.entry.removeprefix("gemm_"), self, usual | dict(faults))
 
     @property
     def max_tokens(self) -> int:
@@ -149,6 +162,16 @@ class DecodeTile(_StageTile):
     entry: ClassVar[str] = "gemm_decode"
 
     def __post_init__(self) -> None:
+        stage_blocks = self.stage_groups * TILE_COLUMNS // BLOCK
+        warps = self.row_warps * self.k_warps + max(1 + self.activation_warps, _LEAST_OTHER_WARPS)
+        faults = {
+            "no warps": min(self.row_warps, self.k_warps, self.warp_tiles) < 1 or self.activation_warps < 0,
+            "row tiles that no warp has": self.row_warps * self.warp_tiles < self.row_tiles,
+            "a number of k_warps that is no power of two": self.k_warps.bit_count() != 1,
+            "more threads than a block can": warps * _WARP_LANES > _MOST_THREADS,
+            "activation warps that do not decode whole tokens": self.activation_warps * _WARP_LANES % stage_blocks != 0,
+        }
+        self._refuse(0, faults)
         check_divides("decode, chunks of a stage among k_warps", self.box_chunks, self.k_warps)
         check_divides("decode, row_tiles among warps", self.row_tiles, self.warp_tiles)
 
@@ -198,21 +221,21 @@ class SmallTile(_StageTile):
     entry: ClassVar[str] = "gemm_small"
 
     def __post_init__(self) -> None:
-        check_stages("small", self.stages)
-        if self.row_groups * self.k_groups not in _CONSUMER_REGISTERS:
-            raise ShapeError(f"small: {self} has no share of registers for its warpgroups; choose another tile")
+        own = (self.row_groups - 1, 4 * self.row_groups * self.row_blocks, 1, 2)
+        faults = {
+            "one stage only, which is given back when products of the next are under way": self.stages == 1,
+            "no share of registers for its warpgroups": self.row_groups * self.k_groups not in _CONSUMER_REGISTERS,
+            "no row blocks": self.row_blocks < 1,
+            "row tiles that no warpgroup has": 4 * self.row_groups * self.row_blocks < self.row_tiles,
+            "a number of k_groups or fragments that is not 1, 2 or 4": not {self.k_groups, self.fragments} <= {1, 2, 4},
+            "rows of its own, which takes a full row group beside them, one k group and a cluster of two blocks": (
+                self.own_groups != 0 and own != (self.own_groups, self.row_tiles, self.k_groups, self.k_cluster)
+            ),
+        }
+        self._refuse(self.own_groups, faults)
         check_divides("small, chunks of a stage among k_groups", self.box_chunks, self.k_groups)
         commits = self.box_chunks // self.k_groups * CHUNK_FRAGMENTS // self.fragments
         check_divides("small, commits of a stage in a double buffer", commits, 2)
-        if self.own_groups and (
-            self.own_groups != self.row_groups - 1
-            or self.row_tiles != 4 * self.row_groups * self.row_blocks
-            or (self.k_groups, self.k_cluster) != (1, 2)
-        ):
-            raise ShapeError(
-                f"small: {self} has rows of its own; that takes a full row group beside them, one k group and a "
-                "cluster of two blocks; choose another tile"
-            )
 
     @cached_property
     def plan(self) -> SharedPlan:

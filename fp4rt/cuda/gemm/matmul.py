@@ -18,7 +18,7 @@ from fp4rt.cuda.gemm.passes import activation_specs, dequantize_activations, rep
 from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
 from fp4rt.cuda.gemm.problem import Problem, activation_alignment, can_bulk_load, device_measures, weight_alignment
-from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, choose
+from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REFERENCE_THREADS, Choice, choose, finish_blocks
 from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, encode_activations
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
@@ -37,8 +37,7 @@ ARGUMENTS = argument_struct("block/gemm_arguments.cuh", "GemmArguments")
 HOPPER_ARGUMENTS = argument_struct("block/prepacked_arguments.cuh", "PrepackedGemmArguments", ARGUMENTS)
 DTYPE_INDEX = {dtype: index for index, dtype in enumerate(INPUT_DTYPES)}
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
-REFERENCE_THREADS = FINISH_THREADS = 256
-FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
+FINISH_THREADS = 256
 MOST_PLANS = 4096
 
 
@@ -176,7 +175,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         threads,
         choice.workspace(problem),
         FINISH.on(device) if choice.splits > 1 else None,
-        (ceil_div(n, FINISH_COLUMNS) * m, 1, 1),
+        (finish_blocks(m, n), 1, 1),
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
         hopper,
         (dtype, m, k, a_strides[0], tile.box_rows, whole_chunks) if hopper and dtype != "nvfp4" else None,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
 from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.errors import ShapeError
 from fp4rt.layout import ceil_div
 
-__all__ = ["KINDS", "Alignment", "PortableTile", "alignment_of"]
+__all__ = ["FEWEST_STAGES", "KINDS", "Alignment", "PortableTile", "alignment_of"]
 
 KINDS = {"float16": 0, "bfloat16": 1, "nvfp4": 3, "prepacked": 4}  # kernels_src/block/gemm_arguments.cuh
 
 _PIECE_COLUMNS = 128
 _ROWS, _TOKENS = 16, 8  # of one tensor-core operand
+_HALVES_A_COPY = 8
+FEWEST_STAGES = 2  # one is multiplied while the next is on its way
+_MOST_THREADS = 1024
 _SUM_PADDING = 4  # floats between the sums of two tokens, so that the lanes of a warp find different banks
 
 
@@ -56,6 +60,19 @@ class PortableTile:
     pieces: int
     stages: int
     blocks_per_sm: int
+
+    def __post_init__(self) -> None:
+        rows, threads = self.block_k // _HALVES_A_COPY, self.threads  # copies of a row of activations
+        if (
+            min(astuple(self)) < 1
+            or self.stages < FEWEST_STAGES
+            or threads > _MOST_THREADS
+            or max(rows, threads) % min(rows, threads)
+        ):
+            raise ShapeError(
+                f"portable: {self} has something less than 1, under {FEWEST_STAGES} stages, over {_MOST_THREADS} "
+                "threads or parts of rows a round of copies; choose another tile"
+            )
 
     @property
     def threads(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from fp4rt.cuda.gemm.portable import Alignment, PortableTile
+from fp4rt.cuda.gemm.portable import FEWEST_STAGES, Alignment, PortableTile
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import counted
 from fp4rt.layout import ceil_div
@@ -39,7 +39,6 @@ _BY_TOKENS = {
     }
     for tokens, rows in _FITTED.items()
 }
-_FEWEST_STAGES = 2
 _MOST_SPLITS = 8
 _RESERVED_BYTES = 1024  # of shared memory, by the system, a block
 
@@ -61,7 +60,7 @@ def candidates(problem: Problem, a_kind: str) -> list[Candidate]:
     tokens = next((t for t in _BY_TOKENS if t >= problem.m), max(_BY_TOKENS))
     found: list[Candidate] = []
     for full, rate in _BY_TOKENS[tokens].items():
-        fitting = (full.with_stages(stages) for stages in range(full.stages, _FEWEST_STAGES - 1, -1))
+        fitting = (full.with_stages(stages) for stages in range(full.stages, FEWEST_STAGES - 1, -1))
         tile = next((t for t in fitting if t.shared_bytes(a_kind) <= problem.device.shared_bytes), None)
         splits = 1
         while tile is not None and splits <= min(_MOST_SPLITS, tile.max_splits(problem.k)):

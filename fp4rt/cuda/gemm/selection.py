@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from fp4rt.cuda.gemm import hopper_choice
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, TileSharing
+from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import choose_portable
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.format import BLOCK
@@ -25,10 +26,19 @@ from fp4rt.prepacked import tiles_shape
 
 if TYPE_CHECKING:
     from fp4rt.cuda.gemm.hopper import HopperTile
-    from fp4rt.cuda.gemm.portable import PortableTile
     from fp4rt.cuda.gemm.problem import Problem
 
-__all__ = ["HOPPER_KERNELS", "KERNELS", "REPACK_TOKENS", "Choice", "choose", "with_hopper_tile"]
+__all__ = [
+    "HOPPER_KERNELS",
+    "KERNELS",
+    "REFERENCE_THREADS",
+    "REPACK_TOKENS",
+    "Choice",
+    "check_grid",
+    "choose",
+    "finish_blocks",
+    "with_hopper_tile",
+]
 
 HOPPER_KERNELS = ("decode", "small", "prefill")
 KERNELS = ("reference", "portable", *HOPPER_KERNELS)
@@ -39,6 +49,8 @@ DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
 OWN_TOKENS, OWN_ELEMENTS = 8, 1 << 17
 CODE_ALIGNMENT = 8  # of the codes that it reads
 MAX_GRID = 2**31 - 1
+REFERENCE_THREADS = 256
+FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ def choose(problem: Problem, kernel: str | None = None) -> Choice:
         choice = _hopper(problem, kernel)
     else:
         choice = _best(problem)
-    _check_grid(problem, choice)
+    check_grid(problem, choice)
     return choice
 
 
@@ -169,12 +181,24 @@ def _reference(problem: Problem) -> Choice:
     return Choice("reference", None, 1, "as given", False, "asked for")
 
 
-def _check_grid(problem: Problem, choice: Choice) -> None:
-    blocks = ceil_div(problem.m * problem.n, 256)  # the reference, and the addition of parts
-    if choice.kernel == "portable":
-        blocks = choice.tile.blocks(problem.m, problem.n, choice.splits)  # type: ignore[union-attr]
-    if blocks > MAX_GRID:
-        raise ShapeError(
-            f"a product of m = {problem.m} by n = {problem.n} takes {blocks} blocks of the {choice.kernel} kernel, a "
-            f"launch has at most {MAX_GRID}; cut a into parts"
-        )
+def check_grid(problem: Problem, choice: Choice) -> None:
+    """Raises ShapeError where a launch would have more blocks than there can be."""
+    m, n, k = problem.m, problem.n, problem.k
+    launches = {choice.kernel: ceil_div(m * n, REFERENCE_THREADS)}
+    if isinstance(choice.tile, PortableTile):
+        launches[choice.kernel] = choice.tile.blocks(m, n, choice.splits)
+    elif choice.tile is not None:
+        launches[choice.kernel] = choice.tile.grid(m, n, k, problem.device.multiprocessors)[0]
+    if choice.splits > 1:
+        launches["finishing"] = finish_blocks(m, n)
+    for kernel, blocks in launches.items():
+        if blocks > MAX_GRID:
+            raise ShapeError(
+                f"a product of m = {m} by n = {n} takes {blocks} blocks of the {kernel} kernel, a launch has at most "
+                f"{MAX_GRID}; cut a into parts"
+            )
+
+
+def finish_blocks(m: int, n: int) -> int:
+    """Blocks of ``gemm_finish.cu``."""
+    return ceil_div(n, FINISH_COLUMNS) * m
