@@ -18,6 +18,7 @@ from fp4rt.cpu.kernels.prepacked import prepacked_rows
 from fp4rt.cpu.kernels.product import finish_rows, widen_rows
 from fp4rt.cpu.memory import Target, aligned, matrix, scalar
 from fp4rt.cpu.threads import map_rows
+from fp4rt.format import FP32_MAX
 
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["explain", "matmul"]
 
 OPERAND_BLOCK = 1 << 22  # elements of an operand in fp32 at a time: 16 MB
+ONE = np.float32(1)
+LEAST_NORMAL, MOST_FINITE = float(np.finfo(np.float32).tiny), float(FP32_MAX)
 
 
 class _Operand(Protocol):
@@ -104,7 +107,7 @@ def matmul(
     (m, k), n = left.shape, right.shape[0]
     library = a.data.library if isinstance(a, QuantizedViews) else a.library
     target = Target((m, n), out_dtype, out, library)
-    factor = _true_alpha(left.scale * right.scale) if alpha is None else scalar(alpha)
+    first, factor = _true_alpha(left.scale * right.scale) if alpha is None else (ONE, scalar(alpha))
     addend = np.empty(n if bias is not None else 0, np.float32)
     if bias is not None:
         widen_rows(*matrix(bias), n, 0, addend)
@@ -121,6 +124,8 @@ def matmul(
             product = sums[: len(x) * len(w)].reshape(len(x), len(w))
             with np.errstate(all="ignore"):  # NaN scales and infinite activations are values, not mistakes
                 np.matmul(x, w.T, out=product)
+                if first != ONE:
+                    product *= first
             _finish(product, factor, addend, target.bits[i : i + len(x)], j, KINDS[out_dtype])
     return target.finish()
 
@@ -142,10 +147,17 @@ def _block_sizes(m: int, n: int, k: int) -> tuple[int, int]:
     return min(m, rows), min(n, rows)
 
 
-def _true_alpha(scales: float) -> np.float32:
-    """1 / (product of the operands' global scales), rounded once; beyond fp32 it is infinity."""
-    with np.errstate(over="ignore"):
-        return np.float32(1.0 / scales if scales else math.inf)
+def _true_alpha(scales: float) -> tuple[np.float32, np.float32]:
+    """1 / (product of the operands' global scales) in two factors, of which the first is a power of two.
+
+    It is 1, and the second one is rounded once, unless that would take bits of it, or all: products may be normal
+    numbers of fp32 where it is none.
+    """
+    alpha = 1.0 / scales if scales else math.inf
+    if LEAST_NORMAL <= alpha <= MOST_FINITE:
+        return ONE, np.float32(alpha)
+    first = 2.0**64 if alpha > 1.0 else 2.0**-64
+    return np.float32(first), np.float32(min(alpha / first, MOST_FINITE))  # infinity times 0 would be NaN
 
 
 def _finish(

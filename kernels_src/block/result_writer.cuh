@@ -13,18 +13,19 @@ struct ResultWriter {
     u32 wide;     // 1 where an element is fp32, 0 where it has two bytes
     bool half;    // two bytes: fp16, or bf16
     float factor;  // alpha, times what makes a sum of decoded products a true one (a power of two: it rounds nothing)
-    float first;   // 1; where the factor would overflow it is alpha alone, and this the power of two
+    float first;   // 1; where the factor would overflow it is alpha's alone, and this the power of two
 };
 
 __device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha) {
-    const bool fits = fabsf(alpha) < 0x1p100f;
+    const Alpha factors = alpha_factors(args, alpha);
+    const bool fits = fabsf(alpha) < 0x1p100f && factors.first == 1.0f;
     return {(u8*)args.out,
             args.n,
             (u32)args.m,
             args.out_type == FLOAT32,
             args.out_type == FLOAT16,
-            fits ? alpha * product_inverse : alpha,
-            fits ? 1.0f : product_inverse};
+            fits ? alpha * product_inverse : factors.factor,
+            fits ? 1.0f : factors.first * product_inverse};
 }
 
 // To be done once to all sums.

@@ -34,11 +34,11 @@ __device__ __forceinline__ float sum_of_parts(const float* part, i32 splits, i64
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) gemm_finish(const __grid_constant__ GemmArguments args) {
-    __shared__ float shared_alpha;
+    __shared__ Alpha shared_alpha;
     wait_for_prerequisites();
-    if (threadIdx.x == 0) shared_alpha = gemm_alpha(args);
+    if (threadIdx.x == 0) shared_alpha = alpha_factors(args, gemm_alpha(args));
     __syncthreads();
-    const float alpha = shared_alpha;
+    const Alpha alpha = shared_alpha;
 
     const u32 blocks_a_row = (u32)((args.n + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS);
     const i64 token = blockIdx.x / blocks_a_row, elements = args.m * args.n;

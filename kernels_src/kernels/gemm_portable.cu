@@ -121,7 +121,7 @@ __device__ __forceinline__ void spread_sums(u32 shared, const Tile& at, const Su
 
 // From shared memory to `out` or `partial`, consecutive threads on consecutive elements of a row of D.
 __device__ __forceinline__ void store_sums(const GemmArguments& args, u32 shared, const Tile& at, i64 first_token,
-                                           i64 first_row, i64 split, float alpha) {
+                                           i64 first_row, i64 split, Alpha alpha) {
     for (i32 index = at.thread; index < Tile::block_m * Tile::block_n; index += Tile::threads) {
         const i32 token = index / Tile::block_n, row = index % Tile::block_n;
         if (first_token + token >= args.m) break;
@@ -183,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(Tile::threads, BLOCKS_PER_SM)
         load_activations(stage);
     }
     start_dependents();  // the addition of parts, where k is split
-    const float alpha = args.partial == nullptr ? gemm_alpha(args) : 0.0f;
+    const Alpha alpha = args.partial == nullptr ? alpha_factors(args, gemm_alpha(args)) : Alpha{};
     Sums sums = {};
 #pragma unroll 1
     for (u32 stage = 0; stage < stages; ++stage) {

@@ -67,5 +67,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm_reference(const __gri
     } else {
         sum = sum_of_products(HalfRow{args.a + row * args.a_row_stride, args.a_column_stride}, b, args.k);
     }
-    store_result(args, row, column, sum, gemm_alpha(args));
+    store_result(args, row, column, sum, alpha_factors(args, gemm_alpha(args)));
 }

@@ -76,6 +76,22 @@ def test_blocks_of_rows_and_columns_join_without_a_seam(monkeypatch: pytest.Monk
         assert_within_the_derived_bound(got, a, b, bias=bias)
 
 
+@pytest.mark.parametrize("amax", [3e-20, 3e-18, 1e-15, 2e19, 1e21])
+def test_global_scales_whose_product_leaves_fp32_take_no_bit_of_the_result(amax: float) -> None:
+    x = np.random.default_rng(1).uniform(-amax, amax, (9, 256)).astype(np.float32)
+    x[4] = 0
+    a, b = fp4rt.quantize(x), fp4rt.quantize(np.float32(1) / 64 * x[:7])
+    exact = values(a) @ values(b).T / (scale_of(a) * scale_of(b))
+    size = np.abs(values(a)) @ np.abs(values(b)).T / (scale_of(a) * scale_of(b))
+    with np.errstate(over="ignore"):
+        got = fp4rt.matmul(a, b, out_dtype="float32").astype(np.float64)
+    overflows = np.abs(exact) > 2.0**128 * (1 + 2.0**-16)
+    assert np.array_equal(got[overflows], np.copysign(np.inf, exact[overflows]))
+    assert (got[4] == 0).all()
+    assert (got[:, 4] == 0).all()
+    assert (np.abs(got - exact) <= (256 + 4) * 2.0**-24 * size + 2.0**-149)[~overflows].all()
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_small_integers_give_exact_products(layout: str) -> None:
     rng = np.random.default_rng(4)

@@ -75,7 +75,19 @@ class Operand:
         return self.packed if form == PREPACKED else self.given
 
 
-def quantized(rng, rows, k, layout="128x4", *, padded=None, scales=(0x20, 0x50), padding=(0, 0), offset=0, change=None):
+def quantized(
+    rng,
+    rows,
+    k,
+    layout="128x4",
+    *,
+    padded=None,
+    scales=(0x20, 0x50),
+    padding=(0, 0),
+    offset=0,
+    change=None,
+    global_scale=None,
+):
     """Random codes and scale bytes in ``scales``; ``padding``: the bytes of (scales, data) that nobody may read.
 
     Args:
@@ -96,7 +108,7 @@ def quantized(rng, rows, k, layout="128x4", *, padded=None, scales=(0x20, 0x50),
     packed = np.full(scheme.shape(rows, columns), padding[0], np.uint8)
     packed.reshape(-1)[scheme.offsets(rows, columns)] = row_major
     data = codes[:, 0::2] | codes[:, 1::2] << 4
-    global_scale = np.float32(rng.uniform(0.5, 40.0))
+    global_scale = np.float32(rng.uniform(0.5, 40.0) if global_scale is None else global_scale)
     tensor = fp4rt.QuantizedTensor(
         on_device(data, offset), on_device(packed, offset), cupy().asarray([global_scale]), (rows, k), layout, padded
     )

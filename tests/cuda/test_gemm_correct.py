@@ -109,6 +109,25 @@ def test_scales_over_the_whole_range(kind, rng):
                 cases.check(f"{kind} m={m}", a, b, kernel, form)
 
 
+@pytest.mark.parametrize(("scale", "scales"), [(2.0**-65, (1, 8)), (2.0**66, (0x70, 0x7F)), (2.0**80, (0x70, 0x7F))])
+def test_global_scales_whose_product_leaves_fp32(scale, scales, rng):
+    """1 / (their product) has no normal number in fp32; results have, and sums of zero stay zero."""
+
+    def change(codes, row_major):
+        codes[3] = 0
+
+    n, k, options = 72, 272, {"scales": scales, "global_scale": 1.37 * scale}
+    b = cases.quantized(rng, n, k, change=change, **options)
+    for m in (2, 14, 50, 140):
+        a = cases.quantized(rng, m, k, **options)
+        for kernel, form in cases.ways():
+            if cases.takes(kernel, m):
+                for out_dtype in ("float32", "bfloat16"):
+                    got = cases.cupy().asnumpy(cases.run(a, b, kernel, form, out_dtype))
+                    got = got.astype(np.float64)  # here: CuPy's own conversion takes subnormal numbers for zero
+                    cases.assert_close(f"m={m} {kernel} {form}", got, *cases.expected(a, b), out_dtype)
+
+
 def test_every_scale_byte_times_every_code_exactly(rng):
     """One token reads one column: row 16 s + c of the weight has code c in it, under scale byte s."""
 
