@@ -10,6 +10,8 @@ PY := $(VENV)/bin/python
 environment = @$(PYTHON) tools/environment.py $(1) --venv $(VENV)
 endif
 OLDEST := $(VENV)-oldest
+# Test processes: one a core, a few on a machine with a GPU (tests/conftest.py)
+PARALLEL ?= -n auto --dist worksteal
 
 .PHONY: help demo test test-gpu test-oldest bench tables lint format clean
 
@@ -28,15 +30,15 @@ demo:
 
 test:
 	$(call environment,test)
-	$(PY) -m pytest
+	$(PY) -m pytest $(PARALLEL)
 
 test-gpu:
 	$(call environment,test)
-	$(PY) -m pytest -m gpu --require-gpu
+	$(PY) -m pytest $(PARALLEL) -m gpu --require-gpu
 
 test-oldest:
 	@$(PYTHON) tools/environment.py oldest --venv $(OLDEST)
-	$(OLDEST)/bin/python -m pytest -m "not gpu" tests/facts tests/cpu tests/cli tests/checkpoint tests/interop
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not gpu" tests/facts tests/cpu tests/cli tests/checkpoint tests/interop
 
 bench:
 	$(call environment,test)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+MOST_PROCESSES_A_GPU = 4
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take the GPU from the other processes
 
 pytest_plugins = ["fp4rt.coverage.pytest_plugin"]  # an installed fp4rt brings it as an entry point
 
@@ -18,6 +23,13 @@ def _why_no_gpu() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         return f"needs a CUDA device: {error}"
     return None if count else "needs a CUDA device: the driver lists none"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Processes of ``-n auto``: each has its own context on the GPU, if there is one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if _why_no_gpu() else min(cores, MOST_PROCESSES_A_GPU)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

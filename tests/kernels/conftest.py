@@ -4,30 +4,24 @@
 product and packing kernels, thread by thread, emulation/ in place of what a block shares.
 
 ``nvrtc_knows``, ``require_arch``: an older NVRTC than the newest knows fewer architectures.
-
-``compilers``, ``compiled``: processes that compile, and all kernels for all architectures.
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-import multiprocessing
+import hashlib
 import os
 import shutil
 import subprocess
-from concurrent.futures import ProcessPoolExecutor
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from fp4rt.cuda.arch import COMPILED_ARCHS, parse_target
 from fp4rt.cuda.compiler import nvrtc_version, supported_archs
-from fp4rt.cuda.kernel_set import kernels_for
-from fp4rt.errors import BackendUnavailable
 from fp4rt.sources import kernels_root
 
-COMPILING = "test_kernels_compile.py"
 HOST = Path(__file__).parent / "host"
 EMULATION = Path(__file__).parent / "emulation"
 # -ffp-contract=off as the kernels are compiled: each product and each sum rounds on its own
@@ -36,24 +30,42 @@ HOST_FLAGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-include",
 
 
 def _builder(folder, sources, flags):
+    """``folder`` is one for all processes of a test run: what one has built is there for the others."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to build the kernels' sources for the host")
-    built = {}
-    number = itertools.count()
 
+    @cache
     def build(source, *options):
-        key = (source, options)
-        if key not in built:
-            library = folder / f"{next(number)}.so"
-            includes = ["-I", str(sources), "-I", str(kernels_root())]
-            command = [compiler, *FLAGS, *flags, *options, *includes, str(sources / source), "-o", str(library)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            built[key] = ctypes.CDLL(str(library))
-        return built[key]
+        command = [
+            compiler,
+            *FLAGS,
+            *flags,
+            *options,
+            "-I",
+            str(sources),
+            "-I",
+            str(kernels_root()),
+            str(sources / source),
+        ]
+        library = folder / f"{hashlib.sha256(repr(command).encode()).hexdigest()}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as own:
+                done = subprocess.run([*command, "-o", f"{own}/{library.name}"], capture_output=True, text=True)
+                assert done.returncode == 0, done.stderr
+                os.replace(f"{own}/{library.name}", library)
+        return ctypes.CDLL(str(library))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory):
+    """The folder of what is built in this test run, whose processes have folders of their own beside each other."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "libraries"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -76,38 +88,12 @@ def require_arch(nvrtc_knows):
 
 
 @pytest.fixture(scope="session")
-def compilers():
-    """As many processes as there are cores: in threads of one, NVRTC compiles little side by side."""
-    pool = ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"))
-    yield pool
-    pool.shutdown(cancel_futures=True)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def compiled(request):
-    """(spec, arch) -> future of the compilation, where its tests run.
-
-    All begin before the folder's first test, and use the cores that other tests leave idle.
-    """
-    if not any(item.path.name == COMPILING for item in request.session.items):
-        return {}
-    try:
-        version = nvrtc_version()
-    except BackendUnavailable:
-        return {}
-    archs, compilers = supported_archs(), request.getfixturevalue("compilers")
-    known = [arch for arch in COMPILED_ARCHS if request.getfixturevalue("nvrtc_knows")(arch)]
-    specs = [(spec, arch) for arch in known for spec in kernels_for(parse_target(arch, archs, version))]
-    return {(spec, arch): compilers.submit(spec.compile, arch) for spec, arch in specs}
-
-
-@pytest.fixture(scope="session")
-def build(tmp_path_factory):
+def build(libraries):
     """``build("kernel.cpp", "-O1", "-DNAME=VALUE", ...)`` -> the loaded library; each set of options is built once."""
-    return _builder(tmp_path_factory.mktemp("host"), HOST, HOST_FLAGS)
+    return _builder(libraries, HOST, HOST_FLAGS)
 
 
 @pytest.fixture(scope="session")
-def emulate(tmp_path_factory):
+def emulate(libraries):
     """``emulate("kernel.cpp", "-DNAME=VALUE", ...)`` -> the loaded library; each set of options is built once."""
-    return _builder(tmp_path_factory.mktemp("emulation"), EMULATION, ["-O1", "-w"])
+    return _builder(libraries, EMULATION, ["-O1", "-w"])

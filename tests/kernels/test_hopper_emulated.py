@@ -9,8 +9,6 @@ not come when that one is over.
 from __future__ import annotations
 
 import ctypes
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -98,9 +96,6 @@ def build(emulate):
         options = [f"-D{name}={value}" for name, value in spec.defines]
         return emulate("gemm_hopper.cpp", *options, f'-DSOURCE="{spec.source}"', f"-DENTRY={spec.entry}")
 
-    usual = [*CASES, *CLUSTER_CASES, *(case for case, _ in SHARED_CASES)]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a compilation takes as long as a product
-        list(pool.map(build, {spec_of(case) for form in (usual, map(one_piece, usual)) for case in form}))
     return build
 
 
@@ -148,8 +143,11 @@ def one_piece(case):
     return tile, a_type, m, n, k, out_type, columns * rows, dependent
 
 
-def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0):
-    """(result, values of a, of b) with alpha 0.5; ``order`` is that of the clusters, ``seed`` disturbs the threads'."""
+def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0, scales_product=None):
+    """(result, values of a, of b) with alpha 0.5, or 1 / (``scales_product``, a's global scale and that of b).
+
+    ``order`` is that of the clusters, ``seed`` disturbs the threads'.
+    """
     tile, a_type, m, n, k, out_type, blocks, dependent = case
     rng = np.random.default_rng(m * n + k)
     library = build(spec_of(case))
@@ -165,9 +163,11 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
         a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
         a = reference.widen(a_bits, a_type).astype(np.float64)
     guarded = aligned(np.full(m * n * 4 + 64, GUARD, np.uint8))
+    global_scales = np.array(scales_product or (), np.float32)
+    a_global, b_global = (global_scales[i:].ctypes.data if scales_product else 0 for i in range(2))
     args = ARGUMENTS.pack(
         *(codes.ctypes.data, scales.ctypes.data, tiles.ctypes.data, 0, bias.ctypes.data if bias is not None else 0),
-        *(guarded.ctypes.data, 0, 0, 0, 0, 0, 0, m, n, k, columns, 0, layout, 0),
+        *(guarded.ctypes.data, 0, 0, a_global, b_global, 0, 0, m, n, k, columns, 0, layout, 0),
         *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), 1, 0.5),
     )
     box_chunks = tile.box_chunks if k % 64 == 0 else 0
@@ -192,12 +192,11 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     return (out if element == 4 else reference.widen(out, out_type)).astype(np.float64), a, b
 
 
-def assert_within_bound(got, a, b, out_type, bias=0.0):
-    true = 0.5 * (a @ b.T) + bias
-    bound = (a.shape[1] + 8) * 2.0**-24 * (0.5 * np.abs(a) @ np.abs(b).T + np.abs(bias)) + ROUNDING[out_type] * np.abs(
-        true
-    )
-    wrong = np.argwhere(~(np.abs(got - true) <= bound + 2.0**-25))
+def assert_within_bound(got, a, b, out_type, bias=0.0, alpha=0.5, least=2.0**-25):
+    true = alpha * (a @ b.T) + bias
+    size = alpha * np.abs(a) @ np.abs(b).T + np.abs(bias)
+    bound = (a.shape[1] + 8) * 2.0**-24 * size + ROUNDING[out_type] * np.abs(true)
+    wrong = np.argwhere(~(np.abs(got - true) <= bound + least))
     assert not len(wrong), (
         f"{len(wrong)} of {got.size} out of bounds, first at {tuple(wrong[0])}: "
         f"got {got[tuple(wrong[0])]!r}, wanted {true[tuple(wrong[0])]!r} +- {bound[tuple(wrong[0])]!r}"
@@ -216,8 +215,11 @@ def test_every_element_lies_within_the_derived_bound(build, case):
 
 @pytest.mark.parametrize("case", [*CASES, *CLUSTER_CASES], ids=name_of)
 def test_a_block_for_each_piece_gives_the_same_bits(build, case):
-    got, a, b = multiply(build, one_piece(case))
+    alone = one_piece(case)
+    got, a, b = multiply(build, alone)
     assert_within_bound(got, a, b, case[5])
+    if isinstance(case[0], PrefillTile):  # whose blocks go through every second piece's k backwards
+        case = (case[0], *alone[1:])
     if case[0].k_cluster == 1:  # the others have it so anyway
         assert np.array_equal(got, multiply(build, case)[0])
 
@@ -258,6 +260,26 @@ def test_no_order_of_threads_changes_a_bit(build, case):
 def test_bias_is_added_before_the_one_rounding(build, case):
     bias = np.random.default_rng(1).standard_normal(case[3]).astype(np.float32) * 64
     assert_within_bound(*multiply(build, case, bias=bias), case[5], bias=bias)
+
+
+@pytest.mark.parametrize("scale", [2.0**-65, 2.0**66], ids=["huge", "tiny"])
+@pytest.mark.parametrize("case", [CASES[2], CASES[7], CASES[10], CASES[13]], ids=name_of)
+def test_a_product_of_global_scales_beyond_fp32_takes_no_bit_of_the_result(build, case, scale):
+    case = (*case[:5], "float32", *case[6:])
+
+    def clear_a_tile(tiles):
+        tiles[:, 1] = 0
+
+    scales = (np.float32(1.37 * scale), np.float32(1.11 * scale))
+    got, a, b = multiply(build, case, change=clear_a_tile, scales_product=scales)
+    alpha = 1.0 / (float(scales[0]) * float(scales[1]))
+    assert alpha > 2.0**128 or alpha < 2.0**-128
+    b[16:32] = 0
+    true = alpha * (a @ b.T)
+    beyond = np.abs(true) > 2.0**128 * (1 + 2.0**-20)
+    assert np.array_equal(got[beyond], np.copysign(np.inf, true[beyond]))
+    got[beyond] = true[beyond]
+    assert_within_bound(got, a, b, "float32", alpha=alpha, least=2.0**-149)
 
 
 @pytest.mark.parametrize("case", [CASES[3], CASES[5], CASES[9]], ids=name_of)
