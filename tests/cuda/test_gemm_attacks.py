@@ -186,7 +186,7 @@ def test_shared_tiles_and_fast_stages_give_the_same_bits_every_time(rng):
     ):
         a, b = cases.halves(rng, m, k, "bfloat16"), cases.quantized(rng, n, k)
         plan, left, weight = cases.plan_of_tile(a, b, tile)
-        assert plan.sharers > 0 or isinstance(tile, SmallTile)
+        assert plan.sharing.sharers > 0 or isinstance(tile, SmallTile)
         out, differing = xp.empty((m, n), np.uint16), xp.zeros((), np.int64)
         xp.cuda.Device().synchronize()
         launch(plan, left, weight, "bfloat16", None, None, out.data.ptr, quiet.ptr)

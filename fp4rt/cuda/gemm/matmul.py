@@ -14,6 +14,7 @@ from fp4rt.backend import PrepackedViews, QuantizedViews
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.dependent_launch import launch_dependent
 from fp4rt.cuda.gemm.autotune import remembered
+from fp4rt.cuda.gemm.hopper import TileSharing
 from fp4rt.cuda.gemm.passes import activation_specs, dequantize_activations, repack
 from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
@@ -38,6 +39,7 @@ HOPPER_ARGUMENTS = argument_struct("block/prepacked_arguments.cuh", "PrepackedGe
 DTYPE_INDEX = {dtype: index for index, dtype in enumerate(INPUT_DTYPES)}
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
 FINISH_THREADS = 256
+NO_SHARING = TileSharing(0, 0, 0, 0, 0, 0.0)
 MOST_PLANS = 4096
 
 
@@ -58,9 +60,7 @@ class Plan:
     tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
     whole_chunks: int  # of 64 columns in a box of it; 0 where k ends within one
     dependent: bool  # the kernel ahead writes the activations
-    whole_tiles: int  # TileSharing of a prefill tile
-    sharers: int
-    piece_groups: int
+    sharing: TileSharing  # of a prefill tile
 
 
 def matmul(
@@ -166,7 +166,6 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
     hopper = choice.kernel in HOPPER_KERNELS
     tile: Any = choice.tile
     whole_chunks = tile.box_chunks if hopper and k % CHUNK_COLUMNS == 0 else 0
-    sharing = choice.sharing(problem)
     return Plan(
         problem,
         choice,
@@ -178,12 +177,10 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         (finish_blocks(m, n), 1, 1),
         (*a_strides, m, n, k, a_columns, weight.columns, a_layout, weight.layout),
         hopper,
-        (dtype, m, k, a_strides[0], tile.box_rows, whole_chunks) if hopper and dtype != "nvfp4" else None,
+        (dtype, m, k, a_strides[0], tile.box_rows) if hopper and dtype != "nvfp4" else None,
         whole_chunks,
         hopper and as_bf16 and not choice.repack,
-        sharing.whole_tiles if sharing is not None else 0,
-        sharing.sharers if sharing is not None else 0,
-        sharing.piece_groups if sharing is not None else 0,
+        choice.sharing(problem) or NO_SHARING,
     )
 
 
@@ -215,7 +212,7 @@ def launch(
     choice, device = plan.choice, weight.tiles.device
     space = {name: new_memory((size,), "uint8", device, stream) for name, size in plan.workspace.items()}
     shared_sums = arrivals = 0
-    if plan.sharers:  # cleared first: what is launched as a dependent must follow a kernel
+    if plan.sharing.sharers:  # cleared first: what is launched as a dependent must follow a kernel
         shared_sums, arrivals = space["shared sums"].pointer, space["arrivals"].pointer
         clear_bytes(arrivals, plan.workspace["arrivals"], device, stream)
     if isinstance(a, QuantizedViews):
@@ -246,18 +243,14 @@ def launch(
     if not plan.hopper:
         plan.kernel.launch_struct(plan.grid, plan.threads, ARGUMENTS, values, stream)
     else:
-        described = NO_TENSOR_MAP if plan.tensor_map is None else encode_activations(a_pointer, *plan.tensor_map)
+        described = NO_TENSOR_MAP
+        if plan.tensor_map is not None:
+            described = encode_activations(a_pointer, *plan.tensor_map, plan.whole_chunks)
         begin = launch_dependent if plan.dependent else Kernel.launch_struct
-        own = (
-            plan.whole_chunks,
-            plan.dependent,
-            plan.whole_tiles,
-            shared_sums,
-            arrivals,
-            plan.sharers,
-            plan.piece_groups,
-        )
-        begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, (described, *values, *own), stream)
+        sharing = plan.sharing
+        tiles = (sharing.whole_tiles, shared_sums, arrivals, sharing.sharers, sharing.piece_groups)
+        own = (described, *values, plan.whole_chunks, plan.dependent, *tiles)
+        begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, own, stream)
     if plan.finish is not None:
         launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
 
