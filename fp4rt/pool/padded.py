@@ -27,7 +27,8 @@ from fp4rt.errors import ShapeError
 from fp4rt.pool.arena import SIZE_CLASSES, Arena, size_class
 from fp4rt.pool.buffer import Block, Buffer
 from fp4rt.pool.stats import PoolStats, readable_bytes
-from fp4rt.pool.store import PER_THREAD_STREAM, BlockStore
+from fp4rt.pool.store import BlockStore
+from fp4rt.pool.stream_key import PER_THREAD_STREAM, stream_key
 from fp4rt.pool.tag import PaddingTag
 from fp4rt.pool.upstream import Upstream, check_upstream
 
@@ -62,7 +63,6 @@ class PaddedPool:
         self.fill: Fill = fill
         self._zeroes_tagged, self._zeroes_its_own, self._poisons = (fill == f for f in ("zero", "covered", "poison"))
         self._returned: deque[Block] = deque()  # guarded by being a deque
-        self._threads = threading.local()  # tokens for PER_THREAD_STREAM
         self._lock = threading.RLock()  # reentrant: a collector may run Python that allocates while it is held
         self._acquire, self._release = self._lock.acquire, self._lock.release
         # Guarded by _lock from here on.
@@ -204,12 +204,7 @@ class PaddedPool:
 
     def _arena(self, device: Device, stream: int) -> Arena:
         """The arena of a stream, made where it is new."""
-        key: Any = (device, stream)
-        if stream == PER_THREAD_STREAM:
-            token = getattr(self._threads, "token", None)
-            if token is None:
-                token = self._threads.token = object()  # never equal to another thread's, unlike a thread's number
-            key = (device, stream, token)
+        key = (device, stream_key(stream))
         return self._arenas.get(key) or self._store.add_arena(key, device, stream)
 
     def _take_back(self) -> None:

@@ -11,9 +11,7 @@ from fp4rt.pool.buffer import Block
 from fp4rt.pool.stats import readable_bytes
 from fp4rt.pool.upstream import Upstream, make_upstream
 
-__all__ = ["PER_THREAD_STREAM", "BlockStore"]
-
-PER_THREAD_STREAM = 2  # the handle cudaStreamPerThread: one number, another stream in each thread
+__all__ = ["BlockStore"]
 
 
 class BlockStore:

@@ -39,6 +39,15 @@ def test_the_per_thread_stream_is_another_stream_in_every_thread():
     assert len(set(found)) == 2
 
 
+def test_a_thread_that_has_ended_does_not_pass_its_per_thread_slot_on():
+    table, found = SlotTable(), []
+    for _ in range(5):
+        thread = threading.Thread(target=lambda: found.append(table.for_stream(2, never)))
+        thread.start()
+        thread.join()  # Python and the system give the thread's number to the next one
+    assert len(set(found)) == 5
+
+
 def test_captured_launches_share_with_nobody_until_there_are_no_more(monkeypatch):
     table = SlotTable()
     captured = [table.for_capture() for _ in range(100)]

@@ -9,7 +9,7 @@ import pytest
 
 from fp4rt.errors import OutOfMemoryError
 from fp4rt.pool import PaddedPool
-from fp4rt.pool.store import PER_THREAD_STREAM
+from fp4rt.pool.stream_key import PER_THREAD_STREAM
 
 ROUNDS = 200
 

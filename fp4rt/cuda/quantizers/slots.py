@@ -11,12 +11,12 @@ import threading
 from typing import Any
 
 from fp4rt.errors import BackendUnavailable
+from fp4rt.pool.stream_key import stream_key
 
 __all__ = ["SLOTS", "SlotTable"]
 
 SLOTS = 16384
 _STREAM_SLOTS = SLOTS // 2
-_PER_THREAD_STREAM = 2  # one handle that means another stream in every thread
 
 
 class SlotTable:
@@ -29,7 +29,7 @@ class SlotTable:
 
     def for_stream(self, stream: int, synchronize: Any) -> int:
         """The stream's slot. Where more streams have come by than there are slots, all start anew."""
-        key: Any = (stream, threading.get_ident()) if stream == _PER_THREAD_STREAM else stream
+        key = stream_key(stream)
         slot = self._of_stream.get(key)
         if slot is None:
             with self._lock:
