@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fp4rt.cuda.quantizers import slots
+from fp4rt.cuda.quantizers import amax, slots
 from fp4rt.cuda.quantizers.slots import SLOTS, SlotTable
 from fp4rt.errors import BackendUnavailable
 
@@ -16,19 +17,19 @@ def never():
 
 
 def test_streams_keep_their_slots_and_never_share_one():
-    table = SlotTable()
-    first = {stream: table.for_stream(stream, never) for stream in (0, 1 << 40, 2 << 40)}
+    table = SlotTable(never)
+    first = {stream: table.for_stream(stream).number for stream in (0, 1 << 40, 2 << 40)}
     assert len(set(first.values())) == 3
-    assert all(table.for_stream(stream, never) == slot for stream, slot in first.items())
+    assert all(table.for_stream(stream).number == slot for stream, slot in first.items())
 
 
 def test_the_per_thread_stream_is_another_stream_in_every_thread():
-    table, found = SlotTable(), []
+    table, found = SlotTable(never), []
     gate = threading.Barrier(2)
 
     def ask():
         gate.wait()
-        found.append(table.for_stream(2, never))
+        found.append(table.for_stream(2).number)
         gate.wait()  # both threads live at the same time: their numbers differ
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -40,18 +41,18 @@ def test_the_per_thread_stream_is_another_stream_in_every_thread():
 
 
 def test_a_thread_that_has_ended_does_not_pass_its_per_thread_slot_on():
-    table, found = SlotTable(), []
+    table, found = SlotTable(never), []
     for _ in range(5):
-        thread = threading.Thread(target=lambda: found.append(table.for_stream(2, never)))
+        thread = threading.Thread(target=lambda: found.append(table.for_stream(2).number))
         thread.start()
         thread.join()  # Python and the system give the thread's number to the next one
     assert len(set(found)) == 5
 
 
 def test_captured_launches_share_with_nobody_until_there_are_no_more(monkeypatch):
-    table = SlotTable()
-    captured = [table.for_capture() for _ in range(100)]
-    eager = [table.for_stream(stream, never) for stream in range(10, 110)]
+    table = SlotTable(never)
+    captured = [table.for_capture().number for _ in range(100)]
+    eager = [table.for_stream(stream).number for stream in range(10, 110)]
     assert len({*captured, *eager}) == 200
     assert max(captured) < SLOTS
     monkeypatch.setattr(slots, "SLOTS", slots._STREAM_SLOTS + 100)
@@ -59,9 +60,80 @@ def test_captured_launches_share_with_nobody_until_there_are_no_more(monkeypatch
         table.for_capture()
 
 
-def test_more_streams_than_slots_start_anew_once_the_device_is_idle(monkeypatch):
+@pytest.fixture
+def four(monkeypatch):
+    """A table with slots for four streams, and how often it has waited for the device."""
     monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
-    table, waited = SlotTable(), []
-    found = [table.for_stream(16 * stream, lambda: waited.append(True)) for stream in range(1, 10)]
+    waited = []
+    return SlotTable(lambda: waited.append(True)), waited
+
+
+def test_more_streams_than_slots_start_anew_once_the_device_is_idle(four):
+    table, waited = four
+    found = [table.for_stream(16 * stream).number for stream in range(1, 10)]
     assert found == [0, 1, 2, 3, 0, 1, 2, 3, 0]
     assert len(waited) == 2
+
+
+def test_a_slot_that_a_launch_is_about_to_take_is_given_to_no_other_stream(four):
+    table, waited = four
+    held = table.for_stream(16)
+    assert held.number not in [table.for_stream(16 * stream).number for stream in range(2, 10)]
+    assert len(waited) == 2
+    del held  # its launch is queued
+    assert 0 in [table.for_stream(16 * stream).number for stream in range(10, 14)]
+    assert len(waited) == 3
+
+
+def test_a_slot_that_was_launched_with_during_the_wait_is_not_free_after_it(monkeypatch):
+    monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
+    held, waits = [], []
+
+    def synchronize():
+        held.clear()
+        waits.append(True)
+
+    table = SlotTable(synchronize)
+    held.append(table.for_stream(16))
+    assert [table.for_stream(16 * stream).number for stream in range(2, 8)] == [1, 2, 3, 1, 2, 3]
+    assert len(waits) == 1
+    assert table.for_stream(16 * 8).number == 0
+    assert len(waits) == 2, "only this one has seen that launch"
+
+
+def test_a_wait_that_fails_loses_no_slot(monkeypatch):
+    monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
+    failures = [RuntimeError("a stream is captured")]
+
+    def synchronize():
+        if failures:
+            raise failures.pop()
+
+    table = SlotTable(synchronize)
+    for stream in range(1, 5):
+        table.for_stream(16 * stream)
+    with pytest.raises(RuntimeError, match="captured"):
+        table.for_stream(16 * 5)
+    assert sorted(table.for_stream(16 * stream).number for stream in range(1, 5)) == [0, 1, 2, 3]
+
+
+def test_where_every_slot_is_held_a_new_stream_gets_one_of_those_for_captures(four):
+    table, _ = four
+    held = [table.for_stream(16 * stream) for stream in range(1, 6)]
+    assert len({slot.number for slot in held}) == 5
+    assert table.for_capture().number not in {slot.number for slot in held}
+
+
+def test_threads_that_ask_for_a_devices_slots_at_once_get_one_table(monkeypatch):
+    gate = threading.Barrier(2)
+
+    class SlowTable(SlotTable):
+        def __init__(self, synchronize):
+            gate.wait()  # both threads have found none
+            super().__init__(synchronize)
+
+    monkeypatch.setattr(amax, "SlotTable", SlowTable)
+    monkeypatch.setattr(amax, "_tables", {})
+    with ThreadPoolExecutor(2) as pool:
+        tables = list(pool.map(amax._table, [0, 0]))
+    assert tables[0] is tables[1]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from fp4rt.cuda.arguments import argument_struct
-from fp4rt.cuda.kernel import Kernel, device_attribute
+from fp4rt.cuda.kernel import CurrentDevice, Kernel, device_attribute
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic
-from fp4rt.cuda.quantizers.slots import SLOTS, SlotTable
+from fp4rt.cuda.quantizers.slots import SLOTS, Slot, SlotTable
 from fp4rt.cuda.results import fill_float, new_memory, result
 from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import INPUT_DTYPES
@@ -73,20 +73,32 @@ def _prepared(device: int, *problem: Any) -> tuple[Kernel, Launch]:
     return launch.spec.on(device), launch
 
 
-@cache
-def _slots(device: int) -> SlotTable:
-    return SlotTable()
+_tables: dict[int, SlotTable] = {}  # device -> its slots
 
 
-def _slot(device: int, stream: int) -> int:
+def _synchronize(device: int) -> None:
+    from cupy.cuda import runtime
+
+    with CurrentDevice(device):
+        runtime.deviceSynchronize()
+
+
+def _table(device: int) -> SlotTable:
+    found = _tables.get(device)
+    if found is None:  # threads that come at once get one table
+        found = _tables.setdefault(device, SlotTable(partial(_synchronize, device)))
+    return found
+
+
+def _slot(device: int, stream: int) -> Slot:
     from cupy.cuda import runtime
 
     try:
         capturing = runtime.streamIsCapturing(stream)
     except runtime.CUDARuntimeError:  # the default stream while another one is captured: the launch will say so
         capturing = False
-    table = _slots(device)
-    return table.for_capture() if capturing else table.for_stream(stream, runtime.deviceSynchronize)
+    table = _table(device)
+    return table.for_capture() if capturing else table.for_stream(stream)
 
 
 def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
@@ -97,7 +109,8 @@ def write_global_scale(x: ArrayView, to: int, stream: int) -> None:
         return
     device = x.device.index
     kernel, launch = _prepared(device, m, n, *x.strides, x.pointer % PIECE_BYTES, x.dtype)
-    values = (x.pointer, to, *launch.constants, _slot(device, stream))
+    slot = _slot(device, stream)  # held until the launch is queued
+    values = (x.pointer, to, *launch.constants, slot.number)
     kernel.launch_struct(launch.grid, launch.threads, ARGUMENTS, values, stream)
 
 
