@@ -5,6 +5,7 @@ from __future__ import annotations
 from fp4rt.device import Device
 from fp4rt.errors import ShapeError
 from fp4rt.pool.buffer import Block
+from fp4rt.pool.stream_key import stream_key
 from fp4rt.pool.upstream import Upstream
 
 __all__ = ["DEFAULT_STREAMS", "SIZE_CLASSES", "Arena", "size_class"]
@@ -34,12 +35,13 @@ def size_class(nbytes: int) -> int:
 class Arena:
     """Free blocks whose last work is in the order of one stream; any of them may be used on that stream at once."""
 
-    __slots__ = ("captured", "device", "free", "is_capturing", "recording", "stream", "upstream")
+    __slots__ = ("captured", "device", "free", "is_capturing", "key", "recording", "stream", "upstream")
 
     def __init__(self, upstream: Upstream, device: Device, stream: int) -> None:
         self.upstream = upstream
         self.device = device
         self.stream = stream
+        self.key = stream_key(stream)
         self.free: dict[int, list[Block]] = {}
         self.captured: dict[tuple[int, int], list[Block]] = {}  # (capture, size) -> blocks that a graph uses
         self.recording = False  # whether the stream was recording a graph at its last allocation; it may have ended

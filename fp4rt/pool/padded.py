@@ -167,7 +167,12 @@ class PaddedPool:
             return self._store.release_captures(capture_id)
 
     def retire_stream(self, device: Device, stream: int) -> None:
-        """Waits for a stream's work and gives its free blocks back: call it before destroying the stream."""
+        """Waits for a stream's work and gives its free blocks back: call it before destroying the stream.
+
+        Args:
+            device: the stream's.
+            stream: handle; that of the per-thread stream means the calling thread's.
+        """
         with self._lock:
             self._take_back()
             self._store.retire(device, stream)
@@ -225,7 +230,7 @@ class PaddedPool:
     def _record_use(self, block: Block, stream: int) -> None:
         arena = block.arena
         block.zero_padding = None
-        if not arena.upstream.has_streams or stream == arena.stream:
+        if not arena.upstream.has_streams or stream_key(stream) == arena.key:
             return
         with self._lock:
             capture = self._arena(arena.device, stream).capture()

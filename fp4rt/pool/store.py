@@ -9,6 +9,7 @@ from fp4rt.errors import OutOfMemoryError, counted
 from fp4rt.pool.arena import Arena
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.stats import readable_bytes
+from fp4rt.pool.stream_key import stream_key
 from fp4rt.pool.upstream import Upstream, make_upstream
 
 __all__ = ["BlockStore"]
@@ -102,7 +103,7 @@ class BlockStore:
 
     def retire(self, device: Device, stream: int) -> None:
         """Waits for a stream and gives its free blocks up."""
-        arena = self.arenas.get((device, stream))
+        arena = self.arenas.get((device, stream_key(stream)))
         if arena is not None:
             arena.upstream.synchronize_event(arena.upstream.record_event(device, stream))
             self.give_up(arena.take_free())

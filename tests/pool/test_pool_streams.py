@@ -153,6 +153,12 @@ def test_retiring_an_unknown_stream_does_nothing(pool, fake, gpu):
     assert fake.calls == []
 
 
+def in_another_thread(call) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
 def test_each_thread_has_its_own_per_thread_stream(pool, gpu):
     def allocate() -> None:
         pointers.append(pool.allocate(512, gpu, PER_THREAD_STREAM).pointer)
@@ -160,12 +166,28 @@ def test_each_thread_has_its_own_per_thread_stream(pool, gpu):
     pointers: list[int] = []
     allocate()
     for _ in range(5):
-        thread = threading.Thread(target=allocate)
-        thread.start()
-        thread.join()
+        in_another_thread(allocate)
     allocate()
     assert pool.stats().upstream_allocations == 6
     assert pointers[0] == pointers[-1]
+
+
+def test_retiring_the_per_thread_stream_retires_the_calling_threads(pool, fake, gpu):
+    pool.allocate(512, gpu, PER_THREAD_STREAM)
+    in_another_thread(lambda: pool.allocate(4096, gpu, PER_THREAD_STREAM))
+    pool.retire_stream(gpu, PER_THREAD_STREAM)
+    assert fake.calls == ["alloc", "alloc", "record", "synchronize", "free"]
+    assert pool.stats().bytes_held == 4096
+
+
+def test_use_on_another_threads_per_thread_stream_is_waited_for(pool, fake, gpu):
+    box = [pool.allocate(512, gpu, PER_THREAD_STREAM)]
+    box[0].used_on(PER_THREAD_STREAM)
+    assert "record" not in fake.calls
+    in_another_thread(lambda: box[0].used_on(PER_THREAD_STREAM))
+    box.clear()
+    pool.allocate(512, gpu, PER_THREAD_STREAM)
+    assert fake.calls == ["alloc", "record", "wait"]
 
 
 def test_random_streams_sizes_and_lifetimes_never_collide(make_fake, gpu):
