@@ -75,6 +75,22 @@ class CudaStreams:
         )
         return number.value
 
+    def watch_capture(self, device: Device, stream: int) -> Callable[[], bool]:
+        """Asks a stream of our own, which joins the capture and adds nothing: it leaves when the capture ends.
+
+        The driver crashes when it is asked about a destroyed stream.
+        """
+        with self._cupy.cuda.Device(device.index), relaxed_capture(True):
+            watcher = self._cupy.cuda.Stream(non_blocking=True)
+            self.wait_event(self.record_event(device, stream), device, watcher.ptr)
+            self.wait_event(self.record_event(device, watcher.ptr), device, stream)  # no fork is left open
+
+        def goes_on() -> bool:
+            with cuda_driver.on_device(device.index) as driver:
+                return driver.capturing(watcher.ptr)  # an invalidated capture counts, until it is ended
+
+        return goes_on
+
     def record_event(self, device: Device, stream: int) -> Any:
         """A CuPy event behind the stream's work."""
         with self._cupy.cuda.Device(device.index):

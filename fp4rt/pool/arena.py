@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fp4rt.device import Device
 from fp4rt.errors import ShapeError
 from fp4rt.pool.buffer import Block
@@ -35,7 +37,7 @@ def size_class(nbytes: int) -> int:
 class Arena:
     """Free blocks whose last work is in the order of one stream; any of them may be used on that stream at once."""
 
-    __slots__ = ("captured", "device", "free", "is_capturing", "key", "recording", "stream", "upstream")
+    __slots__ = ("_goes_on", "captured", "device", "free", "is_capturing", "key", "recording", "stream", "upstream")
 
     def __init__(self, upstream: Upstream, device: Device, stream: int) -> None:
         self.upstream = upstream
@@ -44,14 +46,26 @@ class Arena:
         self.key = stream_key(stream)
         self.free: dict[int, list[Block]] = {}
         self.captured: dict[tuple[int, int], list[Block]] = {}  # (capture, size) -> blocks that a graph uses
-        self.recording = False  # whether the stream was recording a graph at its last allocation; it may have ended
+        self.recording = 0  # the capture that the stream was recording when it was last asked; it may have ended
+        self._goes_on: Callable[[], bool] | None = None  # whether that capture still does
         can_capture = upstream.has_streams and stream not in DEFAULT_STREAMS
         self.is_capturing = upstream.is_capturing if can_capture else None
 
     def capture(self) -> int:
         """The capture that the stream is recording now, or 0."""
-        self.recording = self.is_capturing is not None and self.is_capturing(self.stream)
-        return self.upstream.capture_id(self.device, self.stream) if self.recording else 0
+        capture = 0
+        if self.is_capturing is not None and self.is_capturing(self.stream):
+            capture = self.upstream.capture_id(self.device, self.stream)
+        if capture != self.recording:
+            self._goes_on = self.upstream.watch_capture(self.device, self.stream) if capture else None
+            self.recording = capture
+        return capture
+
+    def still_recording(self) -> bool:
+        """Whether the capture that the stream was recording goes on; the stream itself may be destroyed by now."""
+        if self._goes_on is not None and not self._goes_on():
+            self._goes_on, self.recording = None, 0
+        return self.recording != 0
 
     def put(self, block: Block) -> None:
         """Takes a block back."""

@@ -7,9 +7,10 @@ Policy:
 - Fill. ``covered`` zeroes only where the tag says that the pool does; ``zero`` every tagged buffer; ``empty`` nothing;
   ``poison`` sets every buffer to 0xFF. Fills are queued on the allocation's stream. A block whose padding is known to
   be zero is not filled again for the same tag.
-- Graphs. While a stream is being captured nothing is queried, waited for or given back. A block that a capture used
-  belongs to that graph: the same capture may use it again, nobody else, until :meth:`PaddedPool.release_captures`.
-  Replays must be ordered after the work that the stream had before its capture, as with every stream-ordered pool.
+- Graphs. While a stream is being captured nothing is queried, waited for or given back; before memory is refused for
+  that, the driver is asked whether the capture goes on. A block that a capture used belongs to that graph: the same
+  capture may use it again, nobody else, until :meth:`PaddedPool.release_captures`. Replays must be ordered after the
+  work that the stream had before its capture, as with every stream-ordered pool.
 - Threads. Every method may be called from any thread. One lock guards all of the pool's state; a dying buffer, which
   may die anywhere, only appends its block to a deque, and the next call under the lock takes it from there.
 - Streams. No stream is touched but the one that a call names: others may have been destroyed since. Before destroying

@@ -67,8 +67,8 @@ class BlockStore:
             del cause  # it holds this frame, and through it the new buffer: a circle that only a collection would end
 
     def recording(self, device: Device) -> bool:
-        """Whether a stream of the device may be recording a graph, as far as its last allocation told."""
-        return any(arena.recording for arena in self.arenas.values() if arena.device == device)
+        """Whether a capture that the pool has seen on the device goes on."""
+        return any(arena.still_recording() for arena in self.arenas.values() if arena.device == device)
 
     def give_up(self, blocks: list[Block]) -> None:
         """Gives free blocks of one device to upstream, after the work that upstream could not order itself."""
@@ -140,7 +140,7 @@ class BlockStore:
     def _make_room(self, size: int, arena: Arena) -> bool:
         """Gives free blocks of the device back: all of them if upstream is short, else until the limit allows it.
 
-        While a graph may be being recorded nothing can be waited for, and blocks that would need it stay.
+        While a graph is being recorded nothing can be waited for, and blocks that would need it stay.
         """
         enough = None if self.limit is None else self.held + size - self.limit
         recording = self.recording(arena.device)
@@ -157,10 +157,15 @@ class BlockStore:
 
     def _no_memory_text(self, nbytes: int, size: int, arena: Arena, capture: int) -> str:
         limit = "no limit" if self.limit is None else f"limit {readable_bytes(self.limit)}"
+        captured = self.captured_bytes()
+        kept = f"kept for graphs {readable_bytes(captured)}, " if captured else ""
         text = (
             f"PaddedPool: no {readable_bytes(size)} for a request of {counted(nbytes, 'byte')} on {arena.device}: "
-            f"in use {readable_bytes(self.in_use)}, held {readable_bytes(self.held)}, {limit}. "
+            f"in use {readable_bytes(self.in_use)}, held {readable_bytes(self.held)}, {kept}{limit}. "
         )
         if capture or self.recording(arena.device):
             return text + "A graph is being captured: make the same calls once before it, so that the pool has memory"
-        return text + "Drop results that are no longer needed, trim() other pools, or raise PaddedPool(limit=...)"
+        text += "Drop results that are no longer needed, "
+        if captured:
+            text += "release_captures() of destroyed graphs, "
+        return text + "trim() other pools, or raise PaddedPool(limit=...)"

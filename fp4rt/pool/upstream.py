@@ -52,6 +52,13 @@ class Upstream(Protocol):
     def capture_id(self, device: Device, stream: int) -> int:
         """The number of the graph capture that ``stream`` is recording, or 0."""
 
+    def watch_capture(self, device: Device, stream: int) -> Callable[[], bool]:
+        """What tells whether the capture that ``stream`` is recording still goes on.
+
+        Called once a capture. The answer is asked for from any thread, and must not touch the stream: it may be
+        destroyed by then.
+        """
+
     def record_event(self, device: Device, stream: int) -> Any:
         """An event that is done when the work queued on ``stream`` up to now is done."""
 
@@ -102,6 +109,10 @@ class HostUpstream:
     def capture_id(self, device: Device, stream: int) -> int:
         """Hosts have no graphs."""
         return 0
+
+    def watch_capture(self, device: Device, stream: int) -> Callable[[], bool]:
+        """Hosts have no graphs."""
+        return lambda: False
 
     def record_event(self, device: Device, stream: int) -> Any:
         """Hosts have no streams."""

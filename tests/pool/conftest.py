@@ -99,6 +99,11 @@ class FakeUpstream:
         self._refuse_destroyed(stream)
         return self.captures.get(stream, 0)
 
+    def watch_capture(self, device: Device, stream: int) -> Any:
+        self._refuse_destroyed(stream)
+        number = self.captures[stream]
+        return lambda: number in self.captures.values()
+
     def record_event(self, device: Device, stream: int) -> Any:
         with self.lock:
             self._refuse_destroyed(stream)

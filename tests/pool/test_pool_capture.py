@@ -121,6 +121,54 @@ def test_while_a_graph_is_recorded_others_get_no_block_that_would_need_waiting(m
     assert fake.calls == ["free"], "the block that is ordered by its own stream, and nothing that waits"
     fake.captures.clear()
     del captured
-    pool.allocate(512, gpu, STREAM)  # the pool sees that the capture has ended
     pool.release_captures()
     assert pool.allocate(2048, gpu, 1).nbytes == 2048
+
+
+def test_blocks_of_others_are_given_back_once_the_capture_has_ended(fake, gpu):
+    fake.idle_before_free = True
+    pool = PaddedPool(upstream=fake, limit=4096)
+    before = pool.allocate(512, gpu, STREAM)
+    fake.captures[STREAM] = CAPTURE
+    captured = pool.allocate(512, gpu, STREAM)
+    fake.captures.clear()
+    pointer = captured.pointer
+    del before, captured
+    others = [pool.allocate(512, gpu, 12) for _ in range(5)]
+    del others
+    assert pool.allocate(2048, gpu, 12).nbytes == 2048
+    assert pointer in fake.live
+
+
+def test_a_stream_that_was_destroyed_after_its_capture_is_not_asked_about_it(fake, gpu):
+    pool = PaddedPool(upstream=fake, limit=1024)
+    before = pool.allocate(512, gpu, STREAM)
+    fake.captures[STREAM] = CAPTURE
+    pool.allocate(512, gpu, STREAM)
+    fake.captures.clear()
+    fake.destroy(STREAM)
+    del before
+    assert pool.allocate(512, gpu, 12).nbytes == 512
+    assert pool.stats().moves == 1
+
+
+def test_a_second_capture_of_a_stream_holds_blocks_back_like_the_first(fake, gpu):
+    fake.idle_before_free = True
+    pool = PaddedPool(upstream=fake, limit=1024)
+    before = pool.allocate(512, gpu, STREAM)
+    for number in (CAPTURE, CAPTURE + 1):
+        fake.captures[STREAM] = number
+        pool.allocate(512, gpu, STREAM)
+        pool.release_captures(CAPTURE)
+    del before
+    with pytest.raises(OutOfMemoryError, match="A graph is being captured"):
+        pool.allocate(512, gpu, 12)
+
+
+def test_a_pool_that_is_full_of_blocks_of_graphs_says_so(fake, gpu):
+    pool = PaddedPool(upstream=fake, limit=1024)
+    fake.captures[STREAM] = CAPTURE
+    pool.allocate(1024, gpu, STREAM)
+    fake.captures.clear()
+    with pytest.raises(OutOfMemoryError, match=r"in use 0 B, held 1 KiB, kept for graphs 1 KiB, limit 1 KiB\. Drop"):
+        pool.allocate(512, gpu, 12)

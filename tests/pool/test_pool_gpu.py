@@ -252,6 +252,30 @@ def test_asynchronous_pool_refuses_to_grow_inside_a_capture():
     stream.synchronize()
 
 
+@pytest.mark.parametrize("mode", ["Global", "ThreadLocal", "Relaxed"])
+def test_a_capture_holds_blocks_of_others_back_until_it_ends_even_if_its_stream_is_destroyed(mode):
+    stream, other = new_stream(), new_stream()
+    pool = PaddedPool(upstream=cupy.cuda.MemoryPool(), limit=2 * NBYTES)
+    result = cupy.zeros(NBYTES, cupy.uint8)
+    free = pool.allocate(NBYTES, GPU, stream.ptr)
+    with stream:
+        stream.begin_capture(getattr(cupy.cuda.runtime, f"streamCaptureMode{mode}"))
+        array = array_of(pool.allocate(NBYTES, GPU, stream.ptr))
+        array.fill(5)
+        free.used_on(other.ptr)  # so that it cannot be given back without waiting
+        del free
+        with pytest.raises(OutOfMemoryError, match="A graph is being captured"):
+            pool.allocate(NBYTES, GPU, other.ptr)
+        result[...] = array
+        graph = stream.end_capture()
+    del stream
+    assert pool.allocate(NBYTES, GPU, other.ptr).nbytes == NBYTES
+    assert pool.stats().moves == 1
+    graph.launch(other)
+    other.synchronize()
+    assert bool((result == 5).all())
+
+
 @pytest.mark.parametrize("streams", ["one stream", "a stream each"])
 def test_threads_never_get_the_same_block_of_the_device(streams):
     pool, owners, problems = PaddedPool(upstream=cupy.cuda.MemoryPool()), {}, []
