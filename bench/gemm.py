@@ -91,9 +91,9 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
         return
     multiprocessors = device_attribute(_MULTIPROCESSORS, 0)
     specs = {
-        choose_hopper(m, n, k, multiprocessors)[0]
+        choose_hopper(m, n, k, multiprocessors, nvfp4=kind.a_type == "nvfp4")[0]
         .for_product(m, n, k, multiprocessors)
-        .spec("bfloat16" if kind.a_type == "bfloat16" else "float16")
+        .spec("float16" if kind.a_type == "float16" else "bfloat16")
         for n, k in shapes
         for kind in kinds
         for m in kind.tokens
