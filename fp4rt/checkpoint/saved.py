@@ -13,7 +13,7 @@ from fp4rt import api, interop
 from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.configs import Outcome
-from fp4rt.checkpoint.dtypes import tag_of
+from fp4rt.checkpoint.dtypes import numpy_dtype, tag_of
 from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
 from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
 from fp4rt.checkpoint.header import TensorEntry, printable
@@ -40,7 +40,7 @@ def save(
     Args:
         path: the file, ``*.safetensors``. For modelopt, hf_quant_config.json is written beside it.
         tensors: by name. A :class:`QuantizedTensor` becomes the tensors of its format under the module's name ("x" and
-            "x.weight" mean the same); any other host array is stored as it is, bit for bit.
+            "x.weight" mean the same); any other host array is stored as it is, bit for bit and little endian.
         format: "modelopt", "compressed-tensors" or "comfy".
         metadata: strings to keep in the file.
         overwrite: replace what is there.
@@ -48,7 +48,7 @@ def save(
     Raises:
         CheckpointError: the file exists, the format is unknown, two tensors would have one name, or
             hf_quant_config.json describes another file of the folder.
-        DtypeError, DeviceError: an array has a dtype that safetensors lacks, or lives on a device.
+        DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device.
     """
     path = Path(path)
     form = FORMATS.get(format)
@@ -110,7 +110,8 @@ def _host(array: Any, name: str) -> np.ndarray:
 
 
 def _plain(name: str, value: Any) -> tuple[TensorSpec, np.ndarray]:
-    if isinstance(value, np.ndarray):
-        return TensorSpec(name, tag_of(value.dtype.name), value.shape), value
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        tag = tag_of(value.dtype.name)
+        return TensorSpec(name, tag, value.shape), value.astype(numpy_dtype(tag), copy=False)
     view = interop.view(value, name)
     return TensorSpec(name, tag_of(view.dtype), tuple(view.shape)), _host(value, name)

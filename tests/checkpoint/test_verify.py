@@ -260,6 +260,24 @@ def test_torch_tensors_are_saved_bit_for_bit(tmp_path):
     assert opened["s"].dtype == ml_dtypes.float8_e4m3fn
 
 
+def test_arrays_of_foreign_byte_order_keep_their_values(tmp_path):
+    x = np.array([[1, 2, 3], [4, 5, 6]])
+    table = {dtype: x.astype(dtype) for dtype in (">f2", ">f4", ">f8", ">i2", ">i4", ">i8", ">u4", ">c8")}
+    checkpoint.save(tmp_path / "x.safetensors", {**table, "turned": table[">i4"].T})
+    opened = checkpoint.open(tmp_path / "x.safetensors")
+    for dtype, array in table.items():
+        assert opened[dtype].dtype == np.dtype(dtype).newbyteorder("<")
+        assert np.array_equal(opened[dtype], array)
+    assert np.array_equal(opened["turned"], x.T)
+
+
+def test_save_refuses_to_lose_a_mask(tmp_path):
+    masked = np.ma.masked_array(np.arange(3, dtype=np.float32), [False, True, False])
+    with pytest.raises(DtypeError, match=r"x is a masked array and its mask would be lost; pass x\.filled"):
+        checkpoint.save(tmp_path / "x.safetensors", {"x": masked})
+    assert not any(tmp_path.iterdir())
+
+
 def test_save_refuses_what_it_would_replace(tmp_path):
     table = {"w": fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")}
     checkpoint.save(tmp_path / "x.safetensors", table)
