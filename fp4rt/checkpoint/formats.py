@@ -51,6 +51,7 @@ __all__ = [
 SCALES = "weight_scale"
 WEIGHT = "weight"
 COMFY_ROWS = 16
+SMALLEST_DECODE = np.nextafter(np.float32(1) / FP32_MAX, np.float32(1))  # whose reciprocal is finite
 NIBBLE = 4  # bits
 WORD_BYTES = 8
 SCRATCH_WORDS = 1 << 14  # 128 kB: stays in the cache
@@ -120,8 +121,13 @@ class LayerName:
 
 
 def decode_scale(encode: np.ndarray | np.float32) -> np.ndarray:
-    """fp32(1 / encode): what ModelOpt and ComfyUI store."""
-    return np.float32(1) / np.asarray(encode, np.float32)
+    """fp32(1 / encode): what ModelOpt and ComfyUI store; infinite where it has no fp32.
+
+    Next to 1 / FP32_MAX, among the subnormals, it may be rounded down to where its own reciprocal is infinite; the next
+    one is taken then.
+    """
+    with np.errstate(over="ignore", divide="ignore"):
+        return np.maximum(np.float32(1) / np.asarray(encode, np.float32), SMALLEST_DECODE)
 
 
 def encode_scale(decode: np.ndarray | np.float32) -> np.ndarray:
@@ -136,12 +142,7 @@ def storable_scale(encode: float) -> np.float32:
     1 / (1 / x) in fp32 may differ from x by one unit in the last place; taken once more it does not change. So a
     tensor that is quantized with this scale has the same bytes in every format.
     """
-    decode = decode_scale(np.float32(encode))
-    result = encode_scale(decode)
-    while not result <= FP32_MAX:  # a decode scale among the subnormals, rounded down
-        decode = np.nextafter(decode, np.float32(1))
-        result = encode_scale(decode)
-    return np.float32(result)
+    return np.float32(encode_scale(decode_scale(np.float32(encode))))
 
 
 def swap_nibbles(data: np.ndarray) -> np.ndarray:

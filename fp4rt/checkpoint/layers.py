@@ -21,7 +21,7 @@ from fp4rt.errors import CheckpointError
 from fp4rt.layout import block_columns, data_shape, get_layout, round_up
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["TargetLayer", "global_scales", "input_scales", "lay_out", "matrices"]
+__all__ = ["TargetLayer", "check_encode", "global_scales", "input_scales", "lay_out", "matrices"]
 
 LINEAR = "linear"
 
@@ -220,10 +220,19 @@ def _stored_scale(form: Format, encode: np.ndarray) -> np.ndarray:
 def _encode_scales(store: Store, tensor: str, form: Format) -> np.ndarray:
     stored = np.array(store[tensor], np.float32).reshape(-1)
     encode = encode_scale(stored) if form.stores_decode else stored
-    for value, result in zip(stored, encode, strict=True):
-        if not (math.isfinite(value) and value > 0 and math.isfinite(result)):
-            raise CheckpointError(
-                f"{store.path}: {printable(tensor)} is {value}; a global scale must be finite and positive, and so "
-                "must its reciprocal"
-            )
+    check_encode(encode, stored, f"{store.path}: {printable(tensor)}")
     return encode
+
+
+def check_encode(encode: np.ndarray, stored: np.ndarray, what: str) -> None:
+    """Refuse encode scales that one of the two conventions cannot hold; ``stored`` and ``what`` are for the message.
+
+    Raises:
+        CheckpointError: a scale is zero, negative, NaN or infinite, or its reciprocal is infinite.
+    """
+    for value, scale, reciprocal in zip(stored, encode, decode_scale(encode), strict=True):
+        if not (math.isfinite(scale) and scale > 0 and math.isfinite(reciprocal)):
+            raise CheckpointError(
+                f"{what} is {value}; a global scale must be finite and positive, and so must its reciprocal and the "
+                "reciprocal of that"
+            )

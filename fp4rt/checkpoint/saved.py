@@ -18,7 +18,7 @@ from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
 from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
 from fp4rt.checkpoint.header import TensorEntry, printable
 from fp4rt.checkpoint.journal import json_bytes
-from fp4rt.checkpoint.layers import TargetLayer, lay_out
+from fp4rt.checkpoint.layers import TargetLayer, check_encode, lay_out
 from fp4rt.checkpoint.operations import target_metadata
 from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec, write_atomically
 from fp4rt.errors import CheckpointError
@@ -46,8 +46,8 @@ def save(
         overwrite: replace what is there.
 
     Raises:
-        CheckpointError: the file exists, the format is unknown, two tensors would have one name, or
-            hf_quant_config.json describes another file of the folder.
+        CheckpointError: the file exists, the format is unknown, two tensors would have one name, a global scale is
+            unusable, or hf_quant_config.json describes another file of the folder.
         DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device.
     """
     path = Path(path)
@@ -64,7 +64,9 @@ def save(
         if name in quantized:
             target = _target(name, value, format)
             targets.append(target)
-            laid_out = lay_out(target, iter((_linear(value),)), None)
+            linear = _linear(value)
+            check_encode(linear.global_scale, linear.global_scale, f"{path}: the global scale of {printable(name)}")
+            laid_out = lay_out(target, iter((linear,)), None)
             produced = [(spec, laid_out[spec.name]) for spec in target.specs()]
         else:
             produced = [_plain(name, value)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from fp4rt import checkpoint
 from fp4rt.checkpoint.formats import decode_scale, encode_scale, storable_scale, swap_nibbles
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError, DtypeError
+from fp4rt.format import FP32_MAX
 
 
 def values(path, **options):
@@ -67,30 +70,63 @@ def test_missing_scale_of_compressed_tensors_is_named(missing, tmp_path, files):
         checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-45])
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-45, FP32_MAX])
 def test_unusable_global_scale_is_named_with_its_value(bad, tmp_path, files):
     path = files.make(tmp_path / "x.safetensors", files.modelopt(bad))
-    with pytest.raises(CheckpointError, match=f"'w.weight_scale_2' is {np.float32(bad)}"):
+    with pytest.raises(CheckpointError, match=re.escape(f"'w.weight_scale_2' is {np.float32(bad)};")):
         checkpoint.load(path, "w")
     findings = checkpoint.verify(path)
     assert [finding.severity for finding in findings] == ["error"]
     assert "w.weight_scale_2" in findings[0].message
 
 
-@pytest.mark.parametrize("bad", [0.0, -0.0, -1.0, float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [0.0, -0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e-40])
 def test_so_is_one_of_compressed_tensors(bad, tmp_path, files):
     path = files.make(tmp_path / "x.safetensors", files.compressed_tensors(bad))
     with pytest.raises(CheckpointError, match=f"'w.weight_global_scale' is {np.float32(bad)}"):
         checkpoint.load(path, "w")
-    assert [finding.severity for finding in checkpoint.verify(path)] == ["error"]
+    (finding,) = checkpoint.verify(path)
+    assert finding.severity == "error"
+    assert "w.weight_global_scale" in finding.message
+    for to in ("modelopt", "compressed-tensors", "fp32"):
+        with pytest.raises(CheckpointError, match="'w.weight_global_scale' is"):
+            checkpoint.convert(path, tmp_path / "y.safetensors", to)
+        assert not (tmp_path / "y.safetensors").exists()
 
 
-def test_unusable_input_scale_is_an_error_too(tmp_path, files):
-    tensors = {**files.modelopt(), "w.input_scale": ("F32", [], files.f32(0.0))}
+@pytest.mark.parametrize(
+    "kind, name, bad", [("modelopt", "w.input_scale", 0.0), ("compressed_tensors", "w.input_global_scale", 1e-40)]
+)
+def test_unusable_input_scale_is_an_error_too(kind, name, bad, tmp_path, files):
+    tensors = {**getattr(files, kind)(), name: ("F32", [], files.f32(bad))}
     path = files.make(tmp_path / "x.safetensors", tensors)
-    with pytest.raises(CheckpointError, match=r"'w.input_scale' is 0\.0"):
-        checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors")
-    assert not (tmp_path / "y.safetensors").exists()
+    for to in ("modelopt", "compressed-tensors"):
+        with pytest.raises(CheckpointError, match=f"'{name}' is {np.float32(bad)}"):
+            checkpoint.convert(path, tmp_path / "y.safetensors", to)
+        assert not (tmp_path / "y.safetensors").exists()
+    (finding,) = checkpoint.verify(path)
+    assert finding.severity == "error"
+    assert name in finding.message
+
+
+@pytest.mark.parametrize("encode", [2.0**-127, 1.0, FP32_MAX])
+def test_encode_scales_from_end_to_end_of_the_range_are_usable_in_either_convention(encode, tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", files.compressed_tensors(encode))
+    assert checkpoint.verify(path) == []
+    checkpoint.convert(path, tmp_path / "y.safetensors", "modelopt")
+    assert checkpoint.verify(tmp_path / "y.safetensors", "modelopt") == []
+    loaded = checkpoint.load(tmp_path / "y.safetensors", "w", format="modelopt").global_scale[0]
+    assert abs(float(loaded) / float(encode) - 1) <= 2.0**-21  # the decode scale of FP32_MAX is a subnormal of 22 bits
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors", "comfy"])
+@pytest.mark.parametrize("bad", [0.0, -1.0, float("nan"), float("inf"), 1e-40])
+def test_save_refuses_a_global_scale_that_no_reader_takes(bad, form, tmp_path):
+    scale = np.array([bad], np.float32)
+    q = fp4rt.QuantizedTensor(np.zeros((1, 8), np.uint8), np.zeros((1, 1), np.uint8), scale, (1, 16), "linear")
+    with pytest.raises(CheckpointError, match=f"the global scale of 'w' is {scale[0]}"):
+        checkpoint.save(tmp_path / "x.safetensors", {"w": q}, format=form)
+    assert not any(tmp_path.iterdir())
 
 
 def test_doubled_decode_scale_doubles_every_value_exactly(tmp_path, files):
@@ -162,7 +198,7 @@ def test_storable_scale_survives_any_number_of_conversions():
         assert np.abs(once.view(np.int32) - encode.view(np.int32)).max() <= units
 
 
-@pytest.mark.parametrize("encode", [float(np.finfo(np.float32).max), 1e-38, 1.0, 3.3e38])
+@pytest.mark.parametrize("encode", [FP32_MAX, 1e-38, 1.0, 3.3e38])
 def test_storable_scale_is_finite_in_both_conventions(encode):
     stored = storable_scale(encode)
     assert np.isfinite(stored)
