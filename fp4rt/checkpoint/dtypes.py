@@ -12,7 +12,7 @@ import numpy as np
 
 from fp4rt.errors import DtypeError
 
-__all__ = ["BITS", "FLOAT_TAGS", "numpy_dtype", "tag_of"]
+__all__ = ["BITS", "FLOAT_TAGS", "MAX_DIMENSIONS", "numpy_dtype", "tag_of"]
 
 # Bits of one element. F4 is packed two elements a byte, F6 four elements in three bytes.
 BITS = {
@@ -41,6 +41,8 @@ BITS = {
 }
 # The floats that fp4rt quantizes, and dequantizes to.
 FLOAT_TAGS = {"F16": "float16", "BF16": "bfloat16", "F32": "float32"}
+
+MAX_DIMENSIONS: int = getattr(np, "MAXDIMS", 64)  # of a NumPy array; NumPy 1 names its own, 32
 
 _NUMPY = {
     "BOOL": np.dtype(np.bool_),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fp4rt.checkpoint.dtypes import BITS
+from fp4rt.checkpoint.dtypes import BITS, MAX_DIMENSIONS
 from fp4rt.errors import CheckpointError, counted
 
 __all__ = [
@@ -32,6 +32,8 @@ __all__ = [
 SIZE_BYTES = 8
 HEADER_ALIGNMENT = 8
 MAX_HEADER_BYTES = 100_000_000
+MAX_DIGITS = 100  # of a number; no size has as many, and the time to read one grows with their square
+MAX_SIZE = 2**63 - 1  # of an extent, and of an array in bytes
 METADATA_KEY = "__metadata__"
 
 
@@ -139,12 +141,17 @@ def _decode_json(raw: bytes, where: str) -> dict[str, Any]:
     def refuse_constant(name: str) -> Any:
         raise ValueError(f"{name} is no JSON number")
 
+    def integer(digits: str) -> int:
+        if len(digits) > MAX_DIGITS:
+            raise CheckpointError(f"{where}: the header has a number of {len(digits)} digits; no size has as many")
+        return int(digits)
+
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{where}: the header is not UTF-8 (byte {error.start}); no name can be read") from None
     try:
-        table = json.loads(text, object_pairs_hook=unique, parse_constant=refuse_constant)
+        table = json.loads(text, object_pairs_hook=unique, parse_int=integer, parse_constant=refuse_constant)
     except (ValueError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -170,14 +177,23 @@ def _check_entry(name: str, value: Any, data_bytes: int, where: str) -> TensorEn
     if not isinstance(dtype, str) or dtype not in BITS:
         raise CheckpointError(f"{label}: unknown dtype {printable(dtype)}; known are {', '.join(BITS)}")
     if not isinstance(shape, list) or not all(_is_size(extent) for extent in shape):
-        raise CheckpointError(f"{label}: shape must be a list of integers >= 0, got {printable(shape)}")
+        raise CheckpointError(f"{label}: shape must be a list of integers from 0 to {MAX_SIZE}, got {printable(shape)}")
+    if len(shape) > MAX_DIMENSIONS:
+        raise CheckpointError(f"{label}: shape has {len(shape)} dimensions; an array has at most {MAX_DIMENSIONS}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        raise CheckpointError(f"{label}: data_offsets must be two integers >= 0, got {printable(offsets)}")
+        raise CheckpointError(
+            f"{label}: data_offsets must be two integers from 0 to {MAX_SIZE}, got {printable(offsets)}"
+        )
     start, stop = offsets
     if start > stop or stop > data_bytes:
         raise CheckpointError(
             f"{label}: data_offsets [{start}, {stop}] do not lie in the {counted(data_bytes, 'byte')} of data; "
             "the file is truncated or its header lies"
+        )
+    if not _is_countable(dtype, shape):
+        raise CheckpointError(
+            f"{label}: shape {printable(shape)} of {dtype} is beyond the {MAX_SIZE} bytes of an array; data_offsets "
+            f"[{start}, {stop}] hold {stop - start}"
         )
     wanted = tensor_bytes(dtype, shape)
     if wanted != stop - start:
@@ -210,7 +226,17 @@ def _check_tiling(entries: list[TensorEntry], data_bytes: int, where: str) -> No
 
 
 def _is_size(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+def _is_countable(dtype: str, shape: list[int]) -> bool:
+    """Whether an array may have this shape; the extents beside a 0 are bounded too, as NumPy wants them."""
+    bits = BITS[dtype]
+    for extent in shape:
+        bits *= extent or 1
+        if bits > 8 * MAX_SIZE:
+            return False
+    return True
 
 
 def _keys(value: Any) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import time
 
 import pytest
 
+from fp4rt.checkpoint.dtypes import BITS, MAX_DIMENSIONS
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError
 
@@ -25,7 +27,7 @@ BROKEN_HEADERS = {
     "a list": (b"[1, 2]  ", b"", "must be a JSON object"),
     "not UTF-8": (b'{"\xff": 1}', b"", "not UTF-8"),
     "nested too deeply": (b'{"a":' + b"[" * 100_000, b"", "not valid JSON"),
-    "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "header"),
+    "a number of 10000 digits": (b'{"a": ' + b"9" * 10_000 + b"}", b"", "a number of 10000 digits"),
     "NaN": (b'{"a": NaN}', b"", "not valid JSON"),
     "unknown dtype": (header(a=entry("F7")), bytes(4), "unknown dtype"),
     "missing key": (b'{"a": {"dtype": "U8", "shape": [4]}}', bytes(4), "data_offsets"),
@@ -37,6 +39,20 @@ BROKEN_HEADERS = {
     "shape of one byte": (header(a=entry(shape=(1,))), bytes(4), "needs 1 byte but"),
     "gigantic shape": (header(a=entry(shape=(2**62, 2**62))), bytes(4), "hold 4"),
     "product overflows to the right size": (header(a=entry(shape=(2**32, 2**32 + 1))), bytes(4), "hold 4"),
+    "extent of 100 digits": (
+        header(a=entry(shape=(0, 10**99), offsets=(0, 0))),
+        b"",
+        "shape must be a list of integers",
+    ),
+    "extent of 64 bits": (header(a=entry(shape=(0, 2**63), offsets=(0, 0))), b"", "from 0 to 9223372036854775807, got"),
+    "offset of 64 bits": (header(a=entry(offsets=(0, 2**63))), bytes(4), "from 0 to 9223372036854775807, got"),
+    "gigantic beside a 0": (
+        header(a=entry(shape=(2**62, 2, 0), offsets=(0, 0))),
+        b"",
+        "beyond the 9223372036854775807",
+    ),
+    "a byte too many beside a 0": (header(a=entry("F64", (0, 2**60), (0, 0))), b"", "beyond the 9223372036854775807"),
+    "too many dimensions": (header(a=entry("F32", [1] * 65)), bytes(4), "65 dimensions; an array has at most"),
     "offsets backwards": (header(a=entry(offsets=(4, 0))), bytes(4), "do not lie in"),
     "offset behind the data": (header(a=entry(shape=(8,), offsets=(0, 8))), bytes(4), "do not lie in"),
     "offset behind one byte": (header(a=entry()), bytes(1), "in the 1 byte of data"),
@@ -60,6 +76,37 @@ def test_broken_header_is_refused_naming_the_file(case, tmp_path, files):
         TensorFile(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shape, offsets",
+    [([10**4299] * 400, (0, 4)), ([10**99] * 100_000, (0, 4)), ([2**62] * 100_000, (0, 4)), ([4], (0, 10**4299))],
+    ids=["gigantic extents", "large extents", "dimensions", "offset"],
+)
+def test_gigantic_numbers_cost_no_time_and_no_screen(shape, offsets, tmp_path, files):
+    path = files.with_header(tmp_path / "x.safetensors", header(a=entry(shape=shape, offsets=offsets)), bytes(4))
+    before = time.process_time()
+    with pytest.raises(CheckpointError, match=r"x\.safetensors") as error:
+        TensorFile(path)
+    assert time.process_time() - before < 2
+    assert len(str(error.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    "dtype, shape",
+    [
+        ("F32", [1] * MAX_DIMENSIONS),
+        ("F64", [0] * MAX_DIMENSIONS),
+        ("U8", [0, 2**63 - 1]),
+        ("BF16", [2**62 - 1, 0]),
+        ("F64", [1, 2**60 - 1, 0]),
+    ],
+)
+def test_the_largest_shapes_that_are_accepted_are_ones_that_numpy_takes(dtype, shape, tmp_path, files):
+    data = bytes(0 if 0 in shape else BITS[dtype] // 8)
+    raw = header(a=entry(dtype, shape, (0, len(data))))
+    array = TensorFile(files.with_header(tmp_path / "x.safetensors", raw, data))["a"]
+    assert array.shape == tuple(shape)
 
 
 def test_duplicate_name_is_refused(tmp_path, files):

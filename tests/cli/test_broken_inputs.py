@@ -60,6 +60,10 @@ def gigantic(folder):
     return raw(folder / "in.safetensors", {"a.weight": tensor((0, 128), (1 << 40, 1 << 40))}, bytes(128))
 
 
+def thousands_of_digits(folder):
+    return raw(folder / "in.safetensors", {"a.weight": tensor((0, 128), [10**4299] * 400)}, bytes(128))
+
+
 def not_utf8(folder):
     text = b'{"\xfe\xff": {}}'
     (folder / "in.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
@@ -127,6 +131,7 @@ BROKEN = {
     overlapping: "overlap at byte 64",
     duplicate: "'a' twice",
     gigantic: "data_offsets [0, 128] hold 128",
+    thousands_of_digits: "the header has a number of 4300 digits",
     not_utf8: "not UTF-8",
     missing_shard: "model-00002-of-00002.safetensors is missing",
     traversal: "must not leave the folder",
@@ -164,6 +169,14 @@ def test_broken_input_is_one_line_and_leaves_nothing(make, target, tmp_path, cap
     check_refusal(code, capsys.readouterr(), BROKEN[make])
     leftovers = set(names(tmp_path)) - set(before)
     assert not leftovers
+
+
+def test_a_broken_file_in_the_folder_of_the_target_is_one_line_too(tmp_path, capsys):
+    thousands_of_digits(tmp_path).rename(tmp_path / "beside.safetensors")
+    source = sound(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text("{}")
+    code = run(["quantize", str(source), str(tmp_path / "out.safetensors")])
+    check_refusal(code, capsys.readouterr(), "may describe beside.safetensors")
 
 
 @pytest.mark.parametrize("command", ["inspect", "verify"])
