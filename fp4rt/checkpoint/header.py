@@ -83,7 +83,7 @@ def parse(raw: bytes, file_bytes: int, where: str) -> Header:
         CheckpointError: the header breaks a rule of the format; the message names the file and the rule.
     """
     table = _decode_json(raw, where)
-    metadata = _check_metadata(table.pop(METADATA_KEY, {}), where)
+    metadata = check_metadata(table.pop(METADATA_KEY, {}), where)
     data_start = SIZE_BYTES + len(raw)
     data_bytes = file_bytes - data_start
     entries = [_check_entry(name, value, data_bytes, where) for name, value in table.items()]
@@ -162,14 +162,34 @@ def _decode_json(raw: bytes, where: str) -> dict[str, Any]:
     return table
 
 
-def _check_metadata(metadata: Any, where: str) -> dict[str, str]:
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"{where}: __metadata__ must map strings to strings")
-    return metadata
+def check_metadata(metadata: Any, where: str) -> dict[str, str]:
+    """The metadata, after checking that a header can hold it.
+
+    Raises:
+        CheckpointError: it is no mapping of strings to strings.
+    """
+    wanted = f"{where}: {METADATA_KEY} must map strings to strings of UTF-8"
+    if not isinstance(metadata, Mapping):
+        raise CheckpointError(f"{wanted}, got {printable(metadata)}")
+    for key, value in metadata.items():
+        if not (_is_text(key) and _is_text(value)):
+            raise CheckpointError(f"{wanted}, got {printable(key)}: {printable(value)}")
+    return dict(metadata)
+
+
+def check_name(name: Any, where: str) -> None:
+    """Refuse a tensor's name that a header cannot hold.
+
+    Raises:
+        CheckpointError: it is no string of UTF-8.
+    """
+    if not _is_text(name):
+        raise CheckpointError(f"{where}: a tensor's name must be a string of UTF-8, got {printable(name)}")
 
 
 def _check_entry(name: str, value: Any, data_bytes: int, where: str) -> TensorEntry:
     """One entry, its range inside the data and as long as dtype and shape say."""
+    check_name(name, where)
     label = f"{where}: tensor {printable(name)}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{label}: wanted the keys dtype, shape and data_offsets, got {_keys(value)}")
@@ -227,6 +247,17 @@ def _check_tiling(entries: list[TensorEntry], data_bytes: int, where: str) -> No
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+def _is_text(value: Any) -> bool:
+    """Whether UTF-8 can hold a string: not where it has half a surrogate pair, which JSON can spell."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_countable(dtype: str, shape: list[int]) -> bool:

@@ -106,5 +106,5 @@ def sha256_of(path: Path) -> str:
 
 
 def json_bytes(table: dict[str, Any]) -> bytes:
-    """A JSON file as people read it."""
-    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode()
+    """A JSON file as people read it; half a surrogate pair, which UTF-8 cannot hold, stays the escape that it was."""
+    return (json.dumps(table, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fp4rt.checkpoint.catalog import StoredLayer
 from fp4rt.checkpoint.formats import Format, LayerName
-from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.header import check_name, printable
 from fp4rt.checkpoint.layers import TargetLayer, global_scales
 from fp4rt.checkpoint.operations import Fuse, Join
 from fp4rt.checkpoint.plan import layer_bytes
@@ -43,8 +43,9 @@ def fuse_layers(
         mode: what becomes of different global scales.
 
     Raises:
-        CheckpointError: some parts of a group are missing, are stacks, or differ in width.
+        CheckpointError: some parts of a group are missing, are stacks, or differ in width; or ``joined`` is no name.
     """
+    check_name(joined, str(store.path))
     if len(parts) < 2:
         raise CheckpointError(f"{joined} needs two parts or more to be fused from, got {list(parts)}")
     if len(set(parts)) < len(parts):

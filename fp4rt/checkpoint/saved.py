@@ -16,7 +16,7 @@ from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.dtypes import numpy_dtype, tag_of
 from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
 from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
-from fp4rt.checkpoint.header import TensorEntry, printable
+from fp4rt.checkpoint.header import TensorEntry, check_metadata, check_name, printable
 from fp4rt.checkpoint.journal import json_bytes
 from fp4rt.checkpoint.layers import TargetLayer, check_encode, lay_out
 from fp4rt.checkpoint.operations import target_metadata
@@ -46,8 +46,9 @@ def save(
         overwrite: replace what is there.
 
     Raises:
-        CheckpointError: the file exists, the format is unknown, two tensors would have one name, a global scale is
-            unusable, or hf_quant_config.json describes another file of the folder.
+        CheckpointError: the file exists, the format is unknown, a name or the metadata is no string of UTF-8, two
+            tensors would have one name, a global scale is unusable, or hf_quant_config.json describes another file of
+            the folder.
         DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device.
     """
     path = Path(path)
@@ -56,6 +57,9 @@ def save(
         raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
     if not path.name.endswith(SUFFIX):
         raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
+    for name in tensors:
+        check_name(name, str(path))
+    own_metadata = check_metadata({} if metadata is None else metadata, str(path))
     quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
     refuse_existing(path, overwrite)
     arrays: dict[str, tuple[TensorSpec, np.ndarray]] = {}
@@ -80,7 +84,7 @@ def save(
     content = json_bytes(configs.hf_quant_config(outcome))
     if outcome.has_hf_quant_config:
         check_beside(path, content, overwrite)
-    table = configs.file_metadata(dict(metadata or {}), outcome, target_metadata(targets), standalone=True)
+    table = configs.file_metadata(own_metadata, outcome, target_metadata(targets), standalone=True)
     with TensorFileWriter(path, [spec for spec, _ in arrays.values()], table) as writer:
         for name, (_, array) in arrays.items():
             writer.write(name, array)

@@ -391,6 +391,23 @@ def test_scales_by_part_without_their_rows_are_refused(tmp_path, files):
         checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
 
 
+def test_fusing_into_a_name_that_no_header_holds_is_refused(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", parts_of((1, 1, 1), files))
+    with pytest.raises(CheckpointError, match=r"name must be a string of UTF-8, got 'qkv\\udcff'"):
+        checkpoint.convert(path, tmp_path / "f.safetensors", "modelopt", fuse={"qkv\udcff": QKV["qkv_proj"]})
+    assert not (tmp_path / "f.safetensors").exists()
+
+
+def test_half_a_surrogate_pair_of_a_configuration_goes_along(tmp_path, files):
+    folder = tmp_path / "mo"
+    folder.mkdir()
+    files.make(folder / "model.safetensors", files.modelopt())
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    (folder / "config.json").write_text(r'{"prompt": "a\ud800\u00e4"}')
+    checkpoint.convert(folder, tmp_path / "ct", "compressed-tensors")
+    assert json.loads((tmp_path / "ct" / "config.json").read_bytes())["prompt"] == "a\ud800ä"
+
+
 @pytest.mark.parametrize("part", ["pre_quant_scale", "svdquant_lora_a"])
 def test_what_another_format_would_lose_is_refused(part, tmp_path, files):
     tensors = {**files.modelopt(), f"w.{part}": ("F32", [16], bytes(64))}

@@ -63,7 +63,15 @@ BROKEN_HEADERS = {
     "hole": (header(a=entry(), b=entry(offsets=(6, 10))), bytes(10), "belong to no tensor"),
     "bytes left over": (header(a=entry()), bytes(5), "the data has 5 bytes"),
     "one byte left over": (header(a=entry(shape=(0,), offsets=(0, 0))), bytes(1), "the data has 1 byte$"),
-    "metadata of numbers": (b'{"__metadata__": {"a": 1}}', b"", "__metadata__"),
+    "metadata of numbers": (b'{"__metadata__": {"a": 1}}', b"", "__metadata__.*got 'a': 1"),
+    "metadata that is a list": (b'{"__metadata__": ["a"]}', b"", "__metadata__"),
+    "half a surrogate pair in a name": (header(**{"\ud800": entry()}), bytes(4), r"of UTF-8, got '\\ud800'"),
+    "half a surrogate pair in a key of the metadata": (
+        header(__metadata__={"\udfff": "a"}),
+        b"",
+        r"got '\\udfff': 'a'",
+    ),
+    "half a surrogate pair in the metadata": (header(__metadata__={"a": "\ud800"}), b"", r"got 'a': '\\ud800'"),
     "half a byte": (header(a=entry("F4", (3,), (0, 2))), bytes(2), "whole number of bytes"),
 }
 

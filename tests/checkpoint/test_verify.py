@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import ml_dtypes
 import numpy as np
@@ -275,6 +276,33 @@ def test_save_refuses_to_lose_a_mask(tmp_path):
     masked = np.ma.masked_array(np.arange(3, dtype=np.float32), [False, True, False])
     with pytest.raises(DtypeError, match=r"x is a masked array and its mask would be lost; pass x\.filled"):
         checkpoint.save(tmp_path / "x.safetensors", {"x": masked})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [1, None, b"x", "\ud800", "x\udcff"])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_save_refuses_a_name_that_no_header_holds(quantized, name, tmp_path):
+    x = np.ones((1, 16), np.float32)
+    with pytest.raises(CheckpointError, match=re.escape(f"name must be a string of UTF-8, got {name!a}")):
+        checkpoint.save(tmp_path / "x.safetensors", {name: fp4rt.quantize(x, layout="linear") if quantized else x})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "metadata, said",
+    [
+        ({"a": 1}, "'a': 1"),
+        ({"a": None}, "'a': None"),
+        ({1: "a"}, "1: 'a'"),
+        ({"a": "\ud800"}, "'a': '\\ud800'"),
+        ({"\ud800": "a"}, "'\\ud800': 'a'"),
+        ("abc", "'abc'"),
+        ([], "[]"),
+    ],
+)
+def test_save_refuses_metadata_that_no_header_holds(metadata, said, tmp_path):
+    with pytest.raises(CheckpointError, match=re.escape(f"must map strings to strings of UTF-8, got {said}")):
+        checkpoint.save(tmp_path / "x.safetensors", {"x": np.ones(3)}, metadata=metadata)
     assert not any(tmp_path.iterdir())
 
 
