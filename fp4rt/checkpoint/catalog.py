@@ -7,6 +7,7 @@ be stored transposed, (e, k, n), as Llama 4 and gpt-oss keep them: the shape of 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,17 +140,19 @@ def _layer(
     if len(entry.shape) not in (2, 3):
         raise CheckpointError(f"{store.path}: {printable(data)} has shape {entry.shape}; wanted 2 or 3 dimensions")
     experts = entry.shape[0] if len(entry.shape) == 3 else None
+    if experts == 0:
+        raise CheckpointError(f"{store.path}: {printable(data)} has shape {entry.shape}; a stack has 1 expert or more")
     rows, padded, transposed = _extents(store, data, scales, layout)
     shape = logical.get(name.weight, [rows, padded])
     if len(shape) != 2 or not (0 < shape[0] <= rows and 0 < shape[1] <= padded):
         raise CheckpointError(
-            f"{store.path}: {SHAPES_METADATA} says {printable(name.weight)} is {shape}, but it is stored as "
+            f"{store.path}: {SHAPES_METADATA} says {printable(name.weight)} is {printable(shape)}, but it is stored as "
             f"{rows} x {padded}"
         )
     parts = _fused_rows(store, name, global_scale, experts, shape[0], fused)
     input_scale = name.input_scale(form) if name.input_scale(form) in store else None
     if input_scale is not None:
-        _check_dtype(store, input_scale, ("F32",))
+        _check_input_scale(store, input_scale, form, experts, parts)
     extras = tuple(extra for extra in map(name.join, COMPANIONS) if extra in store)
     return StoredLayer(
         name, form, layout, data, scales, global_scale, input_scale, experts, shape[0], shape[1], rows, padded,
@@ -188,9 +191,7 @@ def _fused_rows(
 ) -> tuple[int, ...]:
     """Rows of each part of a fused matrix, after checking how many global scales there are."""
     shape = store.entry(global_scale).shape
-    count = 1
-    for extent in shape:
-        count *= extent
+    count = math.prod(shape)
     if count == 1:
         return ()
     if experts is not None:
@@ -208,10 +209,22 @@ def _fused_rows(
         )
     if len(parts) != count or sum(parts) != rows or min(parts) <= 0:
         raise CheckpointError(
-            f"{store.path}: {FUSED_METADATA} says {parts} for {printable(name.weight)}, which has "
+            f"{store.path}: {FUSED_METADATA} says {printable(parts)} for {printable(name.weight)}, which has "
             f"{counted(rows, 'row')} and {count} global scales"
         )
     return tuple(parts)
+
+
+def _check_input_scale(
+    store: Store, tensor: str, form: Format, experts: int | None, fused_rows: tuple[int, ...]
+) -> None:
+    """One scale for the activations of the layer, or one for each expert or fused part."""
+    _check_dtype(store, tensor, ("F32",))
+    shape = store.entry(tensor).shape
+    matrices = len(fused_rows) or experts or 1
+    if math.prod(shape) not in (1, matrices):
+        wanted = f"{form.scalar_shape} for one scale" + (f", or ({matrices},) for one each" if matrices > 1 else "")
+        raise CheckpointError(f"{store.path}: {printable(tensor)} has shape {shape}; wanted {wanted}")
 
 
 def _need(store: Store, tensor: str, what: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 
 import ml_dtypes
@@ -208,6 +210,66 @@ def test_activation_scales_change_convention_too(tmp_path, files):
     assert TensorFile(tmp_path / "mo.safetensors")["w.input_scale"] == 0.5
     quantization = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
     assert quantization["quant_algo"] == "NVFP4"
+
+
+def stack(files, count, inputs):
+    """B03's matrix ``count`` times, with activation scales of the shape ``inputs``."""
+    return {
+        "e.down_proj": ("U8", [count, 1, 8], files.codes * count),
+        "e.down_proj_weight_scale": ("F8_E4M3", [count, 1, 1], b"\x40" * count),
+        "e.down_proj_weight_scale_2": ("F32", [], files.f32(0.25)),
+        "e.down_proj_input_scale": ("F32", inputs, files.f32(*[0.5] * math.prod(inputs))),
+    }
+
+
+@pytest.mark.parametrize("inputs", [[3], [0], [2, 2], [2, 0]])
+def test_a_stack_has_one_activation_scale_or_one_for_each_expert(inputs, tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", stack(files, 2, inputs))
+    said = re.escape(f"'e.down_proj_input_scale' has shape {tuple(inputs)}; wanted () for one scale, or (2,) for one")
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.verify(path, "modelopt")
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.open(path, "modelopt")
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors", format="modelopt")
+
+
+@pytest.mark.parametrize("inputs", [[], [1], [1, 1], [2], [2, 1]])
+def test_every_expert_keeps_its_activation_scale(inputs, tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", stack(files, 2, inputs))
+    assert checkpoint.verify(path, "modelopt") == []
+    checkpoint.convert(path, tmp_path / "y.safetensors", "compressed-tensors", format="modelopt")
+    converted = checkpoint.open(tmp_path / "y.safetensors")
+    assert [converted.input_scale(f"e.{expert}.down_proj").tolist() for expert in range(2)] == [[2.0], [2.0]]
+
+
+@pytest.mark.parametrize("kind, name", [("modelopt", "w.input_scale"), ("compressed_tensors", "w.input_global_scale")])
+@pytest.mark.parametrize("shape", [[0], [2], [1, 0]])
+def test_a_matrix_has_one_activation_scale(shape, kind, name, tmp_path, files):
+    scale = ("F32", shape, files.f32(*[0.5] * math.prod(shape)))
+    path = files.make(tmp_path / "x.safetensors", {**getattr(files, kind)(), name: scale})
+    with pytest.raises(CheckpointError, match=rf"'{name}' has shape {re.escape(str(tuple(shape)))}; wanted \(1?,?\)"):
+        checkpoint.open(path)
+
+
+def test_a_fused_matrix_has_one_activation_scale_or_one_for_each_part(tmp_path, files):
+    rows = {"fp4rt.fused_rows": json.dumps({"l.q_proj.weight": [1, 1]})}
+    layer = {name: value for name, value in parts_of((1, 1, 1), files).items() if "q_proj" in name}
+    layer["l.q_proj.weight_scale_2"] = ("F32", [2], files.f32(1, 2))
+    for count in (1, 2, 3):
+        layer["l.q_proj.input_scale"] = ("F32", [count], files.f32(*[0.5] * count))
+        path = files.make(tmp_path / f"{count}.safetensors", layer, rows)
+        if count == 3:
+            with pytest.raises(CheckpointError, match=r"'l.q_proj.input_scale' has shape \(3,\); wanted .*, or \(2,\)"):
+                checkpoint.open(path, "modelopt")
+        else:
+            assert checkpoint.open(path, "modelopt").input_scale("l.q_proj").tolist() == [2.0] * count
+
+
+def test_a_stack_of_no_experts_is_refused(tmp_path, files):
+    path = files.make(tmp_path / "x.safetensors", stack(files, 0, []))
+    with pytest.raises(CheckpointError, match=r"'e.down_proj' has shape \(0, 1, 8\); a stack has 1 expert or more"):
+        checkpoint.verify(path, "modelopt")
 
 
 def test_layers_with_and_without_activation_scales_become_two_groups(tmp_path, files):
