@@ -182,7 +182,8 @@ def ensure(name: str, venv: Path) -> bool:
     requirements = [] if profile.requirements is None else ["--requirement", profile.requirements]
     if profile.oldest:
         requirements += oldest_versions((ROOT / "pyproject.toml").read_text(), extras)
-    run([*pip, "install", "--editable", f".[{','.join(extras)}]", *requirements], log)
+    # Byte code is made where something is imported: making all of it takes a third of an installation's time.
+    run([*pip, "install", "--no-compile", "--editable", f".[{','.join(extras)}]", *requirements], log)
     for package in profile.without_dependencies:
         run([*pip, "install", "--no-deps", package], log)
     stamp.write_text(wanted)
