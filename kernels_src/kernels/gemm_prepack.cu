@@ -196,6 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm_restore_records(Prepa
     const ScaleLayout layout = layout_of(args, across);
     const u32* const record = (const u32*)args.records + (u64)i * 4;
     const u32 row = record[0], column = record[1] >> 8;
+    if (row >= args.n || (i64)column * BLOCK >= args.k) return;  // a weight that comes from a file may lie
     u8* const to = args.data + row * args.row_bytes + column * (BLOCK / 2);
     for (u32 byte = 0; byte < BLOCK / 2; ++byte) to[byte] = record[2 + byte / 4] >> byte % 4 * 8;
     args.scales[scale_offset(layout, row, column, across)] = record[1] & 0xFF;

@@ -15,6 +15,7 @@ from fp4rt import prepacked
 from fp4rt.cpu import reference
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile
+from fp4rt.cuda.gemm.selection import FINISH_COLUMNS
 from fp4rt.format import BLOCK, E2M1, E4M3
 from fp4rt.layout import LAYOUTS, ceil_div, round_up
 
@@ -112,3 +113,36 @@ def test_every_element_lies_within_the_derived_bound(build, case):
         f"{len(wrong)} of {got.size} out of bounds, first at {tuple(wrong[0])}: "
         f"got {got[tuple(wrong[0])]!r}, wanted {true[tuple(wrong[0])]!r} +- {bound[tuple(wrong[0])]!r}"
     )
+
+
+# a's and b's global scale, or none; what the kernel multiplies with, one after the other
+ALPHAS = (
+    (None, (0.375, 1.0)),  # alpha as given
+    ((3.0, 2.0**70), (np.float32(1 / (3.0 * 2.0**70)), 1.0)),
+    ((1.5 * 2.0**-70, 2.0**-65), (2.0**64, np.float32(2.0**71 / 1.5))),  # beyond fp32
+)
+
+
+@pytest.mark.parametrize(("scales", "factors"), ALPHAS, ids=["given", "scales", "scales beyond fp32"])
+@pytest.mark.parametrize("splits", [2, 3, 4, 9])
+def test_parts_are_added_in_their_order_and_finished_once(emulate, splits, scales, factors):
+    """By the kernel behind products whose k is in parts."""
+    m, n = 2, 1030  # a row takes two blocks
+    rng = np.random.default_rng(splits)
+    parts = (rng.standard_normal((splits, m, n)) * 2.0**-12).astype(np.float32)
+    parts[:, 1, 3] = 0
+    bias, out = rng.standard_normal(n).astype(np.float32), np.full((m, n), np.nan, np.float32)
+    global_scales = np.array(scales or (0, 0), np.float32)
+    a_global, b_global = (global_scales[i:].ctypes.data if scales else 0 for i in range(2))
+    args = ARGUMENTS.pack(
+        *(0, 0, 0, 0, bias.ctypes.data, out.ctypes.data, parts.ctypes.data, 0, a_global, b_global),
+        *(0, 0, m, n, 16, 0, 0, 0, 0, FP32, FP32, splits, 0.375),
+    )
+    emulate("gemm_finish.cpp").run(ceil_div(n, FINISH_COLUMNS) * m, args)
+    sums = parts[0]
+    for part in parts[1:]:
+        sums = sums + part
+    for factor in factors:
+        sums = sums * np.float32(factor)
+    assert np.isfinite(sums).all()
+    np.testing.assert_array_equal(out, sums + bias)

@@ -74,3 +74,13 @@ def test_unpacking_and_restoring_give_every_byte_back(library, n, k, layout):
     want_data, want_scales = prepacked.unpack(tiles, records, n, k, data.shape[1] * 2)
     np.testing.assert_array_equal(got_data, want_data)
     np.testing.assert_array_equal(got_scales, LAYOUTS[layout].pack(want_scales))
+
+
+def test_records_of_blocks_that_the_weight_does_not_have_write_nothing(library):
+    n, k = 20, 33
+    records = aligned((3, prepacked.RECORD_BYTES), 0xFF)
+    records[:, :8].view("<u4")[...] = [[n, 0], [0, ceil_div(k, BLOCK) << 8], [2**32 - 1, 2**32 - 1]]
+    data, scales = np.full((n, 32), 0x5A, np.uint8), np.full((n, 4), 0x5A, np.uint8)
+    library.run_gemm_restore_records(1, arguments(data, scales, None, None, records, n, k, "linear", 3))
+    assert (data == 0x5A).all()
+    assert (scales == 0x5A).all()
