@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["CACHE_VARIABLE", "cache_folder", "write_entry"]
+__all__ = ["CACHE_VARIABLE", "cache_folder", "why_unwritable", "write_entry"]
 
 CACHE_VARIABLE = "FP4RT_CACHE_DIR"
 
@@ -18,6 +18,21 @@ def cache_folder() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path(os.path.expanduser("~")) / ".cache") / "fp4rt"
+
+
+def why_unwritable() -> str | None:
+    """What keeps files out of the folder, or None: one is made and removed, as permission bits do not tell.
+
+    A folder that does not exist yet is not made: the file goes into the nearest one above it.
+    """
+    folder = cache_folder()
+    while not os.path.lexists(folder) and folder.parent != folder:
+        folder = folder.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".new-"):
+            return None
+    except OSError as error:
+        return f"no file can be made in {folder} ({error.strerror or error})"
 
 
 def write_entry(path: Path, content: bytes) -> None:

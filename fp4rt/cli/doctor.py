@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import fp4rt
-from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
+from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder, why_unwritable
 from fp4rt.cli.console import failing, print_json
 from fp4rt.errors import Fp4rtError
 from fp4rt.sources import kernels_root, source_names
@@ -59,13 +59,9 @@ def _version(package: str) -> str | None:
 
 
 def _writable() -> str:
-    """Whether compiled code can be kept, without creating anything."""
-    folder = cache_folder()
-    while not folder.exists() and folder.parent != folder:
-        folder = folder.parent
-    if not folder.is_dir():
-        return f"no: {folder} is not a folder"
-    return "yes" if os.access(folder, os.W_OK | os.X_OK) else f"no: {folder} cannot be written to"
+    """Whether compiled code can be kept."""
+    problem = why_unwritable()
+    return "yes" if problem is None else f"no: {problem}; set {CACHE_VARIABLE} to a folder that can be written"
 
 
 def _cuda(usable: bool) -> dict[str, str]:

@@ -5,11 +5,9 @@ Nothing here raises, compiles or creates a CUDA context.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from fp4rt.backend import BackendStatus
-from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 from fp4rt.cuda.arch import Target, choose_target
 from fp4rt.cuda.compiler import nvrtc_version, supported_archs, system_headers_of
 from fp4rt.cuda.kernel import device_capability
@@ -45,18 +43,16 @@ def status() -> BackendStatus:
 
 
 def describe() -> dict[str, Any]:
-    """Driver, NVRTC, headers, cache and devices, as plain values; a part that is missing says why.
+    """Driver, NVRTC, headers and devices, as plain values; a part that is missing says why.
 
     Returns:
         ``driver``, ``runtime``, ``cupy``, ``nvrtc``: versions, or the reason that there is none. ``archs``: numbers
-        that NVRTC compiles for. ``headers``: toolkit headers that the kernels include. ``cache``: folder, whether it
-        can be written, and the variable that moves it. ``devices``: per device its name, target and the kernels built
-        for it.
+        that NVRTC compiles for. ``headers``: toolkit headers that the kernels include. ``devices``: per device its
+        name, target and the kernels built for it.
     """
     return {
         **_versions(),
         "headers": sorted({h for spec in _all_specs() for h in system_headers_of(spec.source)}) or "none needed",
-        "cache": _cache(),
         "devices": _devices(),
     }
 
@@ -85,15 +81,6 @@ def _versions() -> dict[str, Any]:
     number = runtime.runtimeGetVersion()
     found["runtime"], found["cupy"] = f"CUDA {number // 1000}.{number % 1000 // 10}", cupy.__version__
     return found
-
-
-def _cache() -> dict[str, Any]:
-    folder = cache_folder()
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    return {"folder": str(folder), "writable": writable, "variable": CACHE_VARIABLE}
 
 
 def _devices() -> list[dict[str, Any]]:

@@ -338,6 +338,23 @@ def test_doctor_says_what_is_usable_and_why_not(capsys):
         assert (facts["CUDA headers"] == "unknown") == (not facts["backends"][1]["usable"])
 
 
+def test_doctor_tries_the_cache_folder_and_leaves_nothing_in_it(tmp_path, capsys, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    for folder, said in (
+        (tmp_path, "yes"),
+        (tmp_path / "new" / "cache", "yes"),
+        (file, f"no: no file can be made in {file} (Not a directory); "),
+        (Path("/proc/new"), "no: no file can be made in /proc "),  # though root has the permission
+    ):
+        monkeypatch.setenv("FP4RT_CACHE_DIR", str(folder))
+        assert fp4rt_command("doctor", "--json") == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["cache writable"].startswith(said)
+        assert "CUDA cache" not in facts  # said once
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_bench_lists_the_scripts_of_the_checkout(capsys):
     assert fp4rt_command("bench") == 0
     names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
