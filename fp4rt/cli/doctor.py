@@ -39,7 +39,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         "cache folder": f"{cache_folder()} ({CACHE_VARIABLE} = {os.environ.get(CACHE_VARIABLE, 'unset')})",
         "cache writable": _writable(),
         "CUDA sources": _sources(),
-        **_cuda(any(backend["usable"] for backend in backends if backend["name"] == "cuda")),
+        **_cuda(),
     }
     if as_json:
         print_json({"backends": backends, **facts})
@@ -64,14 +64,12 @@ def _writable() -> str:
     return "yes" if problem is None else f"no: {problem}; set {CACHE_VARIABLE} to a folder that can be written"
 
 
-def _cuda(usable: bool) -> dict[str, str]:
+def _cuda() -> dict[str, str]:
     """Driver, NVRTC, headers and devices, or why nothing is known: this command never fails for what it asks about."""
     try:
         facts = importlib.import_module("fp4rt.cuda.status").describe()
     except (Fp4rtError, ImportError, OSError, RuntimeError) as error:
         return {"CUDA": f"not available: {' '.join(str(error).splitlines())}"}
-    if not usable:
-        facts["headers"] = "unknown"  # a device decides which kernels are built
     return {f"CUDA {name}": _text(value) for name, value in facts.items()}
 
 

@@ -48,12 +48,13 @@ def describe() -> dict[str, Any]:
     Returns:
         ``driver``, ``runtime``, ``cupy``, ``nvrtc``: versions, or the reason that there is none. ``archs``: numbers
         that NVRTC compiles for. ``headers``: toolkit headers that the kernels include. ``devices``: per device its
-        name, target and the kernels built for it.
+        name, target and the kernels built for it. ``warnings``: what works here and may not elsewhere, with the remedy.
     """
     return {
         **_versions(),
         "headers": sorted({h for spec in _all_specs() for h in system_headers_of(spec.source)}) or "none needed",
         "devices": _devices(),
+        "warnings": _warnings(),
     }
 
 
@@ -81,6 +82,23 @@ def _versions() -> dict[str, Any]:
     number = runtime.runtimeGetVersion()
     found["runtime"], found["cupy"] = f"CUDA {number // 1000}.{number % 1000 // 10}", cupy.__version__
     return found
+
+
+def _warnings() -> list[str]:
+    """CuPy loads the newest NVRTC among the wheels, whoever brought it and whatever CUDA CuPy is built for."""
+    try:
+        import cupy
+
+        (major, minor), runtime = nvrtc_version(), cupy.cuda.runtime.runtimeGetVersion() // 1000
+    except (ImportError, OSError, Fp4rtError):
+        return []
+    if major == runtime:
+        return []
+    return [
+        f"NVRTC {major}.{minor} compiles and CuPy runs on CUDA {runtime}: a driver older than CUDA {major} may refuse "
+        f"the kernels; another package, such as PyTorch, has brought this NVRTC: install that package for CUDA "
+        f"{runtime}, or pip uninstall cupy-cuda{runtime}x and pip install 'fp4rt[cuda{major}]'"
+    ]
 
 
 def _devices() -> list[dict[str, Any]]:
