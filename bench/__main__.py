@@ -5,6 +5,7 @@ python -m bench [NAME ...]
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,17 @@ import fp4rt
 __all__ = ["BENCHES", "SUPPORT", "Bench"]
 
 # Modules that measure nothing by themselves.
-SUPPORT = ("__init__", "__main__", "checkpoint_model", "device_time", "host_time", "make_tables", "plot_gemm", "rows")
+SUPPORT = (
+    "__init__",
+    "__main__",
+    "checkpoint_model",
+    "device_time",
+    "host_time",
+    "make_tables",
+    "needs",
+    "plot_gemm",
+    "rows",
+)
 
 
 @dataclass(frozen=True)
@@ -40,12 +51,17 @@ BENCHES = (
 )
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Run those named, or all; 1 where one failed."""
-    unknown = sorted(set(names) - {bench.name for bench in BENCHES})
+    known = [bench.name for bench in BENCHES]
+    parser = argparse.ArgumentParser(
+        prog="python -m bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all without one: {', '.join(known)}")
+    names = parser.parse_args().names
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        print(f"no bench called {', '.join(unknown)}; there are {', '.join(b.name for b in BENCHES)}", file=sys.stderr)
-        return 2
+        parser.error(f"no bench called {', '.join(unknown)}; there are {', '.join(known)}")
     cuda = fp4rt.backends()["cuda"]
     failed = []
     for bench in BENCHES:
@@ -65,4 +81,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

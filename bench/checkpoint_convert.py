@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from bench.checkpoint_model import POOL, Size, tensors, write_model
+from bench.needs import need
 from bench.rows import Row, print_row, write_rows
 
 MEGABYTE = 1e6
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=CASES)
     parser.add_argument("--name", default="checkpoint_convert")
     arguments = parser.parse_args()
+    need("torch")  # safetensors copies through it
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder:
         work = Path(folder)
         model = arguments.model or make_model(work / "model", arguments.gigabytes)

@@ -24,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 import fp4rt
+from bench.needs import need
 from bench.rows import Row, print_row, time_host, timing, write_rows
 from fp4rt.cpu import reference
 from fp4rt.cpu.threads import thread_count
@@ -216,9 +217,7 @@ def main() -> None:
         dtype, m, n, automatic = arguments.memory
         print(json.dumps(measure_memory(dtype, int(m), int(n), automatic == "1")))
         return
-    import torch
-
-    torch.set_num_threads(thread_count())
+    need("torch").set_num_threads(thread_count())
     repeats = 5 if arguments.quick else 15
     rows: list[Row] = []
 

@@ -15,9 +15,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-import cupy
+from bench.needs import optional
 
 __all__ = ["FLUSH_BYTES", "copy_of", "device_times", "event_pairs", "in_turns", "median_us", "read_bandwidth"]
+
+cupy = optional("cupy")
 
 EventPair = tuple[Any, Any]
 

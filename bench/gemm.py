@@ -23,13 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 import fp4rt
 from bench.device_time import device_times, in_turns, read_bandwidth
+from bench.needs import need, need_gpu, optional
 from bench.rows import Row, print_row, timing, write_rows
 from fp4rt.cuda.gemm.hopper_choice import choose_hopper
 from fp4rt.cuda.kernel import device_attribute, device_target
+
+torch = optional("torch")
 
 SHAPES = ((28672, 8192), (8192, 28672), (8192, 8192), (4096, 4096))
 TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192)
@@ -180,6 +181,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one shape, few m")
     parser.add_argument("--no-write", action="store_true", help="leave bench/results/ as it is")
     arguments = parser.parse_args()
+    need_gpu()
+    need("torch")
     shapes: tuple[tuple[int, int], ...] = SHAPES
     kinds: tuple[Kind, ...] = KINDS
     if arguments.quick:

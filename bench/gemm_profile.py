@@ -1,13 +1,15 @@
 """What bounds large products: how busy the tensor cores are, beside cuBLAS's kernel, by Nsight Compute's counters.
 
-    python -m bench.gemm_profile        (needs `ncu` on the path and the right to read counters)
+    python -m bench.gemm_profile
 
+It needs `ncu` on the path and the right to read counters.
 ``percent_of_bound`` is the share of all cycles in which the tensor cores work, over all multiprocessors, from the first
 block's start to the last one's end. Clocks are left as they are: the counters are in cycles.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from bench.needs import need, need_gpu
 from bench.rows import Row, print_row, write_rows
 
 PRODUCTS = ((4096, 8192, 8192), (1024, 8192, 8192), (512, 28672, 8192), (4096, 28672, 8192), (1024, 4096, 4096))
@@ -72,9 +75,13 @@ def counters(output: str) -> list[dict[str, float]]:
 
 def main() -> None:
     """Profile itself, print, write."""
-    if sys.argv[1:] == ["--launch"]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    if parser.parse_args().launch:
         launch_all()
         return
+    need_gpu()
+    need("torch")
     ncu = shutil.which("ncu")
     if ncu is None:
         raise SystemExit("gemm_profile needs Nsight Compute's `ncu` on the path")

@@ -15,11 +15,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import cupy
-
 import fp4rt
 from bench.host_time import HostRows
+from bench.needs import need_gpu, optional
 from bench.rows import RESULTS, Row, print_row, write_rows
+
+cupy = optional("cupy")
 
 FIRST_CALL = """
 import time, cupy, fp4rt
@@ -81,10 +82,12 @@ def first_call_rows() -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    need_gpu()
     rows = steady_rows() + first_call_rows()
-    print(write_rows("host_cost_cuda", rows, parser.parse_args().out))
+    print(write_rows("host_cost_cuda", rows, arguments.out))
 
 
 if __name__ == "__main__":

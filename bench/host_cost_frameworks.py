@@ -11,17 +11,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import fp4rt
-import fp4rt.torch
 from bench.host_time import HostRows
+from bench.needs import need, need_gpu, optional
 from bench.rows import RESULTS, Row, write_rows
 from fp4rt import interop
-from fp4rt.compat import flashinfer, vllm
+
+torch = optional("torch")
 
 
 def torch_rows() -> list[Row]:
+    import fp4rt.torch
+    from fp4rt.compat import flashinfer, vllm
+
     bench = HostRows(torch.cuda.synchronize)
     measure = bench.measure
     x = torch.ones((64, 1024), dtype=torch.bfloat16, device="cuda")
@@ -72,10 +73,13 @@ def jax_rows() -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    need_gpu()
+    need("torch")
     rows = torch_rows() + jax_rows()
-    print(write_rows("host_cost_frameworks", rows, parser.parse_args().out))
+    print(write_rows("host_cost_frameworks", rows, arguments.out))
 
 
 if __name__ == "__main__":

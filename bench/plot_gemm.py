@@ -7,11 +7,12 @@ Needs matplotlib (``pip install 'fp4rt[plot]'``).
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
 from bench.make_tables import load_rows
+from bench.needs import need
 from bench.rows import RESULTS
 
 __all__ = ["draw", "lines_of"]
@@ -54,5 +55,13 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path)
 
 
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?", metavar="OUT.svg", default=RESULTS / "gemm_cuda.svg")
+    arguments = parser.parse_args()
+    need("matplotlib")
+    draw(load_rows("gemm_cuda"), arguments.out)
+
+
 if __name__ == "__main__":
-    draw(load_rows("gemm_cuda"), Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "gemm_cuda.svg")
+    main()

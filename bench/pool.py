@@ -20,6 +20,7 @@ import numpy as np
 
 import fp4rt
 from bench.isolation import time_calls
+from bench.needs import need_gpu
 from bench.rows import Row, print_row, timing, write_rows
 from fp4rt import interop
 from fp4rt.device import CPU, Device
@@ -132,6 +133,8 @@ def main() -> int:
     parser.add_argument("--allocations-only", action="store_true")
     parser.add_argument("--no-write", action="store_true", help="only print")
     arguments = parser.parse_args()
+    if arguments.device == "cuda":
+        need_gpu()
     device = CPU if arguments.device == "cpu" else Device("cuda", 0)
     rows = allocation_rows(device)
     if not arguments.allocations_only:

@@ -16,14 +16,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import cupy
 import ml_dtypes
 import numpy as np
 
 import fp4rt
 from bench.device_time import copy_of, device_times, in_turns, read_bandwidth
+from bench.needs import need_gpu, optional
 from bench.rows import RESULTS, Row, print_row, timing, write_rows
 from fp4rt.layout import LAYOUTS, block_columns, data_shape
+
+cupy = optional("cupy")
 
 COPY = "copy of the same bytes"
 KINDS = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16, "fp32": np.float32}
@@ -166,10 +168,11 @@ def automatic_rows() -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     options = parser.parse_args()
+    need_gpu()
     if options.quick:
         global ROUNDS
         ROUNDS = 1
