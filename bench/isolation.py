@@ -12,12 +12,14 @@ included, and whatever codes follow the row in memory. Scales of zero make these
     python -m bench.isolation [--device cuda] [--shapes 128x48 ...] [--check]
 
 ``--check`` exits with 1 unless the finding is reproduced: under ``empty`` the incomplete quantizer breaks 128x4 and 8x4
-and only these, and the library's breaks nothing.
+and only these, and the library's breaks nothing. That takes a shape whose block columns fill no whole tiles; where they
+do (n a multiple of 64), a product meets no padding and nothing can break.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +28,10 @@ from typing import Any
 import numpy as np
 
 import fp4rt
+from bench.needs import need_gpu
 from bench.rows import Row, time_host, timing, write_rows
 from fp4rt import coverage, interop
-from fp4rt.format import E2M1, E4M3, E4M3_MAX_BYTE, E4M3_NAN_BYTE
+from fp4rt.format import BLOCK, E2M1, E4M3, E4M3_MAX_BYTE, E4M3_NAN_BYTE
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
 from fp4rt.pool import Fill, PaddedPool, current_pool, scale_tag, use_pool
 
@@ -174,6 +177,18 @@ def time_calls(function: Callable[[], object], x: Any) -> list[float]:
     return seconds[2:]
 
 
+def has_padding(layout: ScaleLayout, m: int, n: int) -> bool:
+    """Whether some bytes of the scales belong to no block of an (m, n) matrix."""
+    columns = block_columns(n)
+    return layout.nbytes(m, columns) > m * columns
+
+
+def reads_padding(layout: ScaleLayout, n: int) -> bool:
+    """Whether :func:`whole_tiles` takes padding: that of the block columns; rows of padding lie in no tile row of m."""
+    columns = block_columns(n)
+    return layout.shape(1, columns)[1] > columns
+
+
 def operands(device: str, m: int, n: int) -> tuple[Any, Any]:
     """Random fp16 activations (m, n) and weights (128, n)."""
     rng = np.random.default_rng(m * n)
@@ -206,7 +221,7 @@ def run_cell(device: str, name: str, layout: ScaleLayout, a: Any, b: Any) -> tup
     verdict = coverage.check_allocations(lambda: quantizer(a, layout))
     said = f"{verdict.missed} bytes never written" if verdict.missed else "every byte written"
     rows, surprises = [], []
-    if bool(verdict) != (name != "incomplete" or not layout.tiled):
+    if bool(verdict) != (name != "incomplete" or not has_padding(layout, m, n)):
         surprises.append(f"{m}x{n} {layout.name}: coverage of {name}: {verdict}")
     zero_us = None
     for fill in ("zero", "covered", "empty", "poison"):
@@ -228,7 +243,8 @@ def run_cell(device: str, name: str, layout: ScaleLayout, a: Any, b: Any) -> tup
         rows.append(row)
         print_outcome(row)
         believed = fill == "covered" and name == "incomplete"  # a false claim, and nobody checks it
-        if outcome.broken != (name != "fp4rt" and layout.tiled and (believed or fill in ("empty", "poison"))):
+        unfilled = believed or fill in ("empty", "poison")
+        if outcome.broken != (name != "fp4rt" and reads_padding(layout, n) and unfilled):
             surprises.append(f"{row.case}: the product is {notes['product']}")
     return rows, surprises
 
@@ -244,21 +260,42 @@ def print_outcome(row: Row) -> None:
     )
 
 
+def shape_named(text: str) -> tuple[int, int]:
+    """(m, n) of MxN.
+
+    Raises:
+        argparse.ArgumentTypeError: it is spelled otherwise, or n has no whole blocks.
+    """
+    found = re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", text)
+    if found is None or int(found[2]) % BLOCK:
+        raise argparse.ArgumentTypeError(f"wanted MxN with n a multiple of {BLOCK}, got {text}")
+    return int(found[1]), int(found[2])
+
+
 def main() -> int:
     """Run, print, write ``bench/results/isolation_DEVICE.jsonl``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--shapes", nargs="+", default=[f"{m}x{n}" for m, n in SHAPES], help="MxN, n a multiple of 16")
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape_named, metavar="MxN", default=list(SHAPES), help="n is a multiple of 16"
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 unless the finding is reproduced")
     parser.add_argument("--no-write", action="store_true", help="only print")
     arguments = parser.parse_args()
-    shapes = [(int(m), int(n)) for m, n in (shape.split("x") for shape in arguments.shapes)]
+    shapes = arguments.shapes
+    telling = [n for _, n in shapes if any(reads_padding(layout, n) for layout in LAYOUTS.values())]
+    if arguments.check and not telling:
+        parser.error("--check needs a shape where a product meets padding: n no multiple of 64, such as 128x48")
+    if arguments.device == "cuda":
+        need_gpu()
     rows, surprises = run(arguments.device, shapes)
     if not arguments.no_write:
         write_rows(f"isolation_{arguments.device}", rows)
     for surprise in surprises:
         print("UNEXPECTED", surprise)
-    if not surprises:
+    if not telling:
+        print("nothing to reproduce: no product of these shapes meets padding; take an n that is no multiple of 64")
+    elif not surprises:
         print("reproduced: unwritten padding breaks 128x4 and 8x4 and nothing else, and only where nothing zeroes it")
     return 1 if surprises and arguments.check else 0
 

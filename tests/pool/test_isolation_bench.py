@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from bench import isolation
@@ -49,6 +51,34 @@ def test_the_check_notices_a_quantizer_that_is_not_as_expected(monkeypatch):
     _, surprises = isolation.run("cpu", [(128, 48)])
     assert any("128x48 128x4 empty: fp4rt: the product is BROKEN" in surprise for surprise in surprises)
     assert any("coverage of fp4rt" in surprise for surprise in surprises)
+
+
+def test_a_shape_of_whole_tiles_of_block_columns_can_break_nothing_and_is_told_apart(monkeypatch, capsys):
+    def started(*options):
+        monkeypatch.setattr(sys, "argv", ["isolation", "--no-write", *options])
+        return isolation.main()
+
+    rows, surprises = isolation.run("cpu", [(64, 128)])  # 8 block columns: two tiles; 64 rows: half a tile of 128x4
+    assert surprises == []
+    assert {row.notes["product"] for row in rows} == {"right"}
+    said = {
+        row.case.split(" empty")[0]: row.notes["coverage"] for row in rows if row.case.endswith("empty: incomplete")
+    }
+    assert said["64x128 8x4"] == "every byte written"
+    assert said["64x128 128x4"] == f"{64 * 8} bytes never written"
+    assert started("--shapes", "64x128") == 0
+    assert "nothing to reproduce" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        started("--shapes", "64x128", "--check")
+    assert "--check needs a shape where a product meets padding" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shape", ["64x100", "64x0", "0x64", "64", "64x64x64", "axb"])
+def test_a_shape_that_cannot_be_quantized_is_wrong_usage(shape, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["isolation", "--no-write", "--shapes", shape])
+    with pytest.raises(SystemExit, match="2"):
+        isolation.main()
+    assert f"wanted MxN with n a multiple of 16, got {shape}" in capsys.readouterr().err
 
 
 def test_the_pools_bench_compares_with_numpy_in_the_same_run(monkeypatch):
