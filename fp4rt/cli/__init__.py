@@ -39,8 +39,9 @@ UsageError: Any = typer.BadParameter.__base__  # click's, or the one that a newe
 
 # \b keeps the lines of a paragraph as they are.
 app.command(epilog=f"{RULES}\n\nA FILE of --overrides, the last rule that matches decides:\n\n\b\n{EXAMPLE}")(quantize)
-for command in (dequantize, convert, inspect, verify, doctor, coverage, bench):
+for command in (dequantize, convert, inspect, verify, doctor, coverage):
     app.command()(command)
+app.command(context_settings={"allow_interspersed_args": False})(bench)  # options after NAME are the bench's own
 app.command("compile")(compile_kernels)
 
 

@@ -20,10 +20,15 @@ PROJECT = 'name = "fp4rt"'  # line of pyproject.toml
 
 @failing
 def bench(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one; without it they are listed.")] = None,
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Passed on to it.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it they are listed.")] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to it; NAME --help lists what it takes.")
+    ] = None,
 ) -> None:
-    """List the benches, or run one. They are scripts of the repository and not part of an installed package."""
+    """List the benches, or run the one that is named: it measures on this machine.
+
+    They are scripts of the repository and not part of an installed package.
+    """
     folder = _benches()
     support = _support(folder / "__main__.py")
     scripts = {path.stem: path for path in sorted(folder.glob("*.py")) if path.stem not in support}
@@ -38,7 +43,10 @@ def bench(
         return
     if name not in scripts:
         fail(f"no bench called {name!r}; there are {', '.join(scripts)}", WRONG_USAGE)
-    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *(arguments or ())], cwd=folder.parent)
+    passed = arguments or []
+    if passed[:1] == ["--"]:
+        passed = passed[1:]
+    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *passed], cwd=folder.parent)
     raise typer.Exit(done.returncode)
 
 

@@ -379,6 +379,19 @@ def test_bench_lists_the_scripts_of_the_checkout(capsys):
     assert "no bench called 'nothing'" in capsys.readouterr().err
 
 
+def test_what_stands_behind_the_name_of_a_bench_is_its_own(capsys, monkeypatch):
+    started, done = [], subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(subprocess, "run", lambda line, cwd: started.append(line[2:]) or done)
+    for own in (("--quick", "--no-write"), ("--help",), ("-h",), ("--device", "cuda", "x")):
+        for separator in ((), ("--",)):
+            assert fp4rt_command("bench", "pool", *separator, *own) == 0
+            assert started.pop() == ["bench.pool", *own]
+    assert fp4rt_command("bench", "--help") == 0
+    assert "Passed on to it" in capsys.readouterr().out
+    assert fp4rt_command("bench", "--quick") == 2
+    assert started == []
+
+
 def test_an_installed_package_finds_the_benches_of_the_checkout_one_stands_in(tmp_path, capsys, monkeypatch):
     site = tmp_path / "site-packages"
     monkeypatch.setattr(fp4rt, "__file__", str(site / "fp4rt" / "__init__.py"))
