@@ -71,7 +71,9 @@ def convert(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> RunReport:
-    """Move an NVFP4 checkpoint into another format; every code and block scale is kept. Floats: as :func:`dequantize`.
+    """Move an NVFP4 checkpoint into another format. Floats: as :func:`dequantize`.
+
+    Every code and block scale is kept, but ``fused_scales="rescale"`` rounds block scales again.
 
     Args:
         source: see :func:`quantize`.

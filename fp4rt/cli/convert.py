@@ -185,7 +185,11 @@ def convert(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Move an NVFP4 model from one format into another; every code and block scale is kept."""
+    """Move an NVFP4 model from one format into another.
+
+    Every code and block scale is kept, but --fused-scales rescale rounds block scales again. To bf16, fp16 and fp32 it
+    does what dequantize does.
+    """
     with usage():
         _check_choice("format", to, (*FORMATS, *FLOATS))
         if to in FORMATS:
@@ -193,6 +197,8 @@ def convert(
         mode = FUSE_MODES[0] if fused_scales is None else fused_scales
         _check_choice("way to fuse scales", mode, FUSE_MODES)
         groups = _fuse_groups(fuse or [])
+        if to in FLOATS and (layout is not None or groups):
+            raise CheckpointError(f"--layout and --fuse are for NVFP4 formats, --to is {to}; drop them")
         if fused_scales is not None and not groups:
             raise CheckpointError("--fused-scales needs --fuse, which names the layers to join; add that or drop it")
     extra = {"layout": layout, "fuse": groups, "fused_scales": mode}

@@ -231,6 +231,8 @@ def test_an_option_that_means_nothing_is_wrong_usage_in_one_line(options, messag
         (("convert", "IN", "OUT", "--to", "comfy", "--fuse", "x=a,b", "--fuse", "x=c,d"), "names 'x' twice"),
         (("convert", "IN", "OUT", "--to", "comfy", "--fused-scales", "mix"), "unknown way to fuse scales 'mix'"),
         (("convert", "IN", "OUT", "--to", "comfy", "--fused-scales", "keep"), "--fused-scales needs --fuse"),
+        (("convert", "IN", "OUT", "--to", "bf16", "--fuse", "x=a,b"), "--fuse are for NVFP4 formats, --to is bf16"),
+        (("convert", "IN", "OUT", "--to", "fp32", "--layout", "8x4"), "--fuse are for NVFP4 formats, --to is fp32"),
         (("dequantize", "IN", "OUT", "--dtype", "comfy"), "unknown dtype 'comfy'"),
         (("inspect", "IN", "--from", "gguf"), "unknown format 'gguf'"),
         (("inspect", "IN", "--html", "IN"), "--html needs a name that ends with .html"),

@@ -436,6 +436,12 @@ def test_an_interrupt_ends_with_130_as_the_help_says(quantized, capsys, monkeypa
     assert "Exit status: 0 done, 1 bad input or a check that fails, 2 wrong usage, 130 interrupted." in text
 
 
+def test_help_of_convert_says_what_is_rounded_again(capsys):
+    assert fp4rt_command("convert", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "block scale is kept, but --fused-scales rescale rounds block scales again." in text
+
+
 def test_help_of_quantize_explains_what_is_taken(capsys):
     assert fp4rt_command("quantize", "--help") == 0
     assert " ".join(RULES.split()) in " ".join(capsys.readouterr().out.split())
