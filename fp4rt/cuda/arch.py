@@ -64,19 +64,16 @@ def parse_target(name: str, supported: Sequence[int], nvrtc_version: tuple[int, 
     """The target spelled ``name``, as given on a command line: ``sm_90a``, ``sm_86``, ``compute_90``.
 
     Raises:
-        BackendUnavailable: the spelling is wrong or NVRTC does not know the architecture; lists what it knows.
+        BackendUnavailable: the spelling is wrong, or fp4rt or NVRTC does not know the architecture; lists what both do.
     """
     kind, _, rest = name.partition("_")
     specific, digits = rest.endswith("a"), rest.removesuffix("a")
-    known = ", ".join(str(s) for s in supported)
+    wanted = [Target(s, specific=s in ARCH_SPECIFIC).name for s in supported if s >= MINIMUM]
+    known = f"wanted one of {', '.join(wanted)}, or compute_NN for PTX"
     nvrtc = f"NVRTC {nvrtc_version[0]}.{nvrtc_version[1]}"
     if kind not in ("sm", "compute") or not digits.isdecimal():
-        raise BackendUnavailable(
-            f"{name!r} is no CUDA architecture; wanted sm_NN, sm_NNa or compute_NN with NN of {known}"
-        )
+        raise BackendUnavailable(f"{name!r} is no CUDA architecture; {known}")
     number = int(digits)
     if number < MINIMUM or number not in supported or (specific and number not in ARCH_SPECIFIC):
-        raise BackendUnavailable(
-            f"{nvrtc} cannot compile fp4rt for {name}: wanted sm_{MINIMUM} or newer; it supports {known}"
-        )
+        raise BackendUnavailable(f"{nvrtc} cannot compile fp4rt for {name}; {known}")
     return Target(number, specific, ptx=kind == "compute")
