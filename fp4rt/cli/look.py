@@ -49,7 +49,11 @@ def inspect(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="List the unquantized tensors, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what is in a checkpoint: files, dtypes, format, layers, scales and sizes."""
+    """Show what is in a checkpoint: files, dtypes, format, layers, scales and sizes.
+
+    Of a layer's blocks, zero blocks are those with a block scale of 0, saturated ones those with the largest that there
+    is: the block of the layer's largest value always, and many where values were clipped.
+    """
     _check_format(form)
     with usage():
         check_ending("--figures", figures, PICTURES)

@@ -442,6 +442,12 @@ def test_help_of_convert_says_what_is_rounded_again(capsys):
     assert "block scale is kept, but --fused-scales rescale rounds block scales again." in text
 
 
+def test_help_of_inspect_says_what_its_columns_count(capsys):
+    assert fp4rt_command("inspect", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "zero blocks are those with a block scale of 0, saturated ones those with the largest that there is" in text
+
+
 def test_help_of_quantize_explains_what_is_taken(capsys):
     assert fp4rt_command("quantize", "--help") == 0
     assert " ".join(RULES.split()) in " ".join(capsys.readouterr().out.split())
