@@ -1,6 +1,6 @@
 """Code written for vLLM's and FlashInfer's FP4 functions, on any GPU or on a CPU: change the import.
 
-python examples/engine_ops.py
+python -m examples.engine_ops
 """
 
 from __future__ import annotations

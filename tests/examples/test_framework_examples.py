@@ -18,9 +18,11 @@ def run(name: str) -> dict[str, Any]:
 def test_the_readme_links_every_example() -> None:
     root = Path(__file__).parent.parent.parent
     readme = (root / "README.md").read_text(encoding="utf-8")
-    names = sorted(path.stem for path in (root / "examples").glob("*.py"))
+    paths = sorted((root / "examples").glob("*.py"))
+    names = [path.stem for path in paths]
     assert names == ["cupy_graph", "engine_ops", "jax_jit", "pytorch_linear"]
     assert all(f"[`python -m examples.{name}`](examples/{name}.py)" in readme for name in names)
+    assert all(f"python -m examples.{path.stem}\n" in path.read_text(encoding="utf-8") for path in paths)
 
 
 def test_pytorch_linear(capsys: pytest.CaptureFixture[str]) -> None:
