@@ -90,7 +90,7 @@ def _warnings() -> list[str]:
         import cupy
 
         (major, minor), runtime = nvrtc_version(), cupy.cuda.runtime.runtimeGetVersion() // 1000
-    except (ImportError, OSError, Fp4rtError):
+    except (ImportError, OSError, RuntimeError, Fp4rtError):
         return []
     if major == runtime:
         return []

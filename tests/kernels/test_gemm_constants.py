@@ -22,8 +22,8 @@ def constant(source, name):
     "source, name, module, python_name",
     [
         ("kernels/gemm_finish.cu", "THREADS", "matmul", "FINISH_THREADS"),
-        ("kernels/gemm_finish.cu", "BLOCK_COLUMNS", "matmul", "FINISH_COLUMNS"),
-        ("kernels/gemm_reference.cu", "THREADS", "matmul", "REFERENCE_THREADS"),
+        ("kernels/gemm_finish.cu", "BLOCK_COLUMNS", "selection", "FINISH_COLUMNS"),
+        ("kernels/gemm_reference.cu", "THREADS", "selection", "REFERENCE_THREADS"),
         ("kernels/dequantize_activations.cu", "THREADS", "passes", "THREADS"),
     ],
 )

@@ -69,8 +69,7 @@ def fewer_small_tiles():
             if isinstance(tile, SmallTile):
                 found |= {replace(tile, token_tiles=tiles) for tiles in range(fewer // 8 + 1, tile.token_tiles + 1)}
     assert {tile.token_tiles for tile in found} >= set(range(2, 9))
-    most_sums = {tile for m in (112, 128) for tile in worth_measuring(m, 28672, 8192, 132, most=99)}
-    return found, {tile for tile in most_sums if isinstance(tile, SmallTile)}
+    return found, {tile for tile in worth_measuring(128, 28672, 8192, 132, most=99) if isinstance(tile, SmallTile)}
 
 
 def fewer_tiles():
