@@ -21,13 +21,14 @@ Sources: "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Sc
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 
 import numpy as np
 
 from fp4rt import api
 from fp4rt.checkpoint.formats import storable_scale
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, DtypeError
 from fp4rt.format import AMAX_TARGET, BLOCK, E2M1_MAX, FP32_MAX
 from fp4rt.layout import block_columns, data_shape, round_up
 from fp4rt.tensor import QuantizedTensor
@@ -61,6 +62,7 @@ class Method:
 
     Raises:
         CheckpointError: the name or the percentile is not one.
+        DtypeError: the percentile is no number.
     """
 
     name: str = "amax"
@@ -69,6 +71,8 @@ class Method:
     def __post_init__(self) -> None:
         if self.name not in METHODS:
             raise CheckpointError(f"unknown method {self.name!r}; use one of {', '.join(METHODS)}")
+        if isinstance(self.percentile, bool) or not isinstance(self.percentile, numbers.Real):
+            raise DtypeError(f"percentile must be a number, got {self.percentile!r}")
         if not 0 < self.percentile <= 100:
             raise CheckpointError(f"percentile must lie in (0, 100], got {self.percentile}")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.configs import Outcome
@@ -19,11 +22,11 @@ from fp4rt.checkpoint.plan import Plan, format_named, make_jobs, scale_layout
 from fp4rt.checkpoint.selection import Selection, unused
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
-from fp4rt.errors import CheckpointError
-from fp4rt.format import AMAX_TARGET, BLOCK
+from fp4rt.errors import CheckpointError, DtypeError
+from fp4rt.format import AMAX_TARGET, BLOCK, FP32_MAX
 from fp4rt.layout import round_up
 
-__all__ = ["QuantizeOptions", "plan_quantize"]
+__all__ = ["QuantizeOptions", "check_input_amax", "plan_quantize"]
 
 # Models that keep stacked experts as (e, k, n), for x @ w.
 TRANSPOSED_MODELS = ("llama4", "llama4_text", "gpt_oss")
@@ -43,6 +46,11 @@ class QuantizeOptions:
         override: method for a tensor, None to leave it alone; None where there are no overrides.
         compare: measure all methods.
         histograms: count errors and scales for a picture.
+
+    Raises:
+        CheckpointError: the format is unknown or has no such layout, or ``input_amax`` gives no usable scale.
+        DtypeError: a value is of another kind.
+        LayoutError: the layout is unknown.
     """
 
     form: str = MODELOPT.name
@@ -54,6 +62,41 @@ class QuantizeOptions:
     override: Callable[[str, Method], Method | None] | None = None
     compare: bool = False
     histograms: bool = False
+
+    def __post_init__(self) -> None:
+        for name, kind, make in (
+            ("form", str, "a string"),
+            ("layout", (str, type(None)), "a string or None"),
+            ("activations", bool, "a bool"),
+            ("selection", Selection, 'a Selection, as Selection(include=("*.mlp.*",))'),
+            ("method", Method, 'a Method, as Method("mse")'),
+            ("compare", bool, "a bool"),
+            ("histograms", bool, "a bool"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise DtypeError(f"QuantizeOptions needs {name} as {make}, got {value!r}")
+        if self.override is not None and not callable(self.override):
+            raise DtypeError(f"QuantizeOptions needs override as a function or None, got {self.override!r}")
+        scale_layout(format_named(self.form), self.layout)
+        check_input_amax(self.input_amax, "input_amax")
+
+
+def check_input_amax(value: Any, what: str) -> None:
+    """Refuse a largest magnitude of activations that gives no usable scale; ``what`` is its name, for the message.
+
+    Raises:
+        CheckpointError: it is not finite and positive, or the scale or its reciprocal is not in fp32.
+        DtypeError: it is no number.
+    """
+    if type(value) is bool or not issubclass(type(value), numbers.Real):
+        raise DtypeError(f"{what} must be a number, got {value!r}")
+    with np.errstate(over="ignore"):
+        usable = 0 < value <= float(FP32_MAX) and np.float32(AMAX_TARGET / float(value)) <= FP32_MAX
+    if not usable:
+        raise CheckpointError(
+            f"{what} must be positive and finite, and so must {AMAX_TARGET:g} / {what} in fp32, got {value}"
+        )
 
 
 def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
@@ -85,7 +128,7 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
         spec = TensorSpec(name, entry.dtype, entry.shape)
         method: Method | None = options.method
         if reason is None and options.override is not None:
-            method = options.override(name, options.method)
+            method = _overridden(options.override(name, options.method), name)
             reason = "left by an override" if method is None else None
         if reason is None and method is not None:
             operations[name] = _quantize(spec, form, layout, transposed, method, options)
@@ -107,6 +150,12 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             f"{options.input_amax:g} are not clipped"
         )
     return plan
+
+
+def _overridden(method: Any, name: str) -> Method | None:
+    if method is not None and not isinstance(method, Method):
+        raise DtypeError(f"override must give a Method or None, got {method!r} for {printable(name)}")
+    return method
 
 
 def _quantize(

@@ -169,7 +169,7 @@ def _run_jobs(
         done[job.file] = finished
         if progress is not None:
             progress(job.nbytes)
-    own = ThreadPoolExecutor(max(1, workers), "fp4rt-shard") if executor is None else None
+    own = ThreadPoolExecutor(workers, "fp4rt-shard") if executor is None else None
     pool = executor if executor is not None else own
     assert pool is not None
     try:

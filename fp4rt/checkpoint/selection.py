@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.formats import LayerName
 from fp4rt.checkpoint.header import TensorEntry
-from fp4rt.errors import counted
+from fp4rt.errors import DtypeError, counted
 from fp4rt.format import BLOCK
 
 __all__ = ["DEFAULT_PATTERN", "RULES", "Selection", "matches"]
@@ -44,11 +44,25 @@ for these rules), --exclude PATTERN takes out; patterns are shell globs on tenso
 
 @dataclass(frozen=True)
 class Selection:
-    """Patterns that choose tensors; see the module."""
+    """Patterns that choose tensors; see the module.
 
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    Raises:
+        DtypeError: the patterns are no tuple or list of strings, or ``pad`` is no bool.
+    """
+
+    include: tuple[str, ...] | list[str] = ()
+    exclude: tuple[str, ...] | list[str] = ()
     pad: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("include", "exclude"):
+            patterns = getattr(self, name)
+            if not isinstance(patterns, (list, tuple)) or not all(isinstance(pattern, str) for pattern in patterns):
+                raise DtypeError(
+                    f'Selection needs {name} as a tuple or list of patterns, as ("*.mlp.*",), got {patterns!r}'
+                )
+        if not isinstance(self.pad, bool):
+            raise DtypeError(f"Selection needs pad as a bool, got {self.pad!r}")
 
     def reason_to_leave(self, entry: TensorEntry, transposed: bool = False) -> str | None:
         """Why a tensor stays as it is; None where it is to be quantized.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from typing import Any
 
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.fusing import FUSE_MODES
@@ -14,17 +16,16 @@ from fp4rt.checkpoint.plan_quantize import QuantizeOptions, plan_quantize
 from fp4rt.checkpoint.report import RunReport
 from fp4rt.checkpoint.run import Progress, carry_out, dry_report
 from fp4rt.checkpoint.store import Store
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, DtypeError
 
 __all__ = ["FLOAT_NAMES", "convert", "dequantize", "float_tag", "quantize"]
 
-Path = str | os.PathLike[str]
 FLOAT_NAMES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32", **{name: tag for tag, name in FLOAT_TAGS.items()}}
 
 
 def quantize(
-    source: Path,
-    target: Path,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     options: QuantizeOptions | None = None,
     *,
     jobs: int = 1,
@@ -48,17 +49,21 @@ def quantize(
         progress: called with bytes of the source as they are dealt with.
 
     Raises:
-        CheckpointError: the source is broken, a weight holds NaN or infinity, or the target is taken.
+        CheckpointError: the source is broken, a weight holds NaN or infinity, the target is taken, or ``jobs`` is
+            below 1.
+        DtypeError: an argument is of another kind.
         OSError: reading or writing failed.
     """
-    return _do(
-        plan_quantize(Store(source), options or QuantizeOptions()), target, jobs, executor, overwrite, dry_run, progress
-    )
+    options = QuantizeOptions() if options is None else options
+    if not isinstance(options, QuantizeOptions):
+        raise DtypeError(f"quantize needs options as QuantizeOptions or None, got {options!r}")
+    _check_run(jobs, executor, progress)
+    return _do(plan_quantize(Store(source), options), target, jobs, executor, overwrite, dry_run, progress)
 
 
 def convert(
-    source: Path,
-    target: Path,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     to: str,
     *,
     format: str | None = None,
@@ -90,8 +95,10 @@ def convert(
         progress: see :func:`quantize`.
 
     Raises:
-        CheckpointError: the source is broken or ambiguous, or holds what the format cannot carry.
+        CheckpointError: the source is broken or ambiguous, holds what the format cannot carry, or ``jobs`` is below 1.
+        DtypeError: an argument is of another kind.
     """
+    _check_run(jobs, executor, progress)
     if to in FLOAT_NAMES:
         if fuse or layout:
             raise CheckpointError(f"{to} is no NVFP4 format; fuse and layout do not apply")
@@ -102,8 +109,8 @@ def convert(
 
 
 def dequantize(
-    source: Path,
-    target: Path,
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
     dtype: str = "bf16",
     *,
     format: str | None = None,
@@ -125,7 +132,12 @@ def dequantize(
         overwrite: replace what is there.
         dry_run: write nothing, report what would be done.
         progress: see :func:`quantize`.
+
+    Raises:
+        CheckpointError: the source is broken or ambiguous, the dtype is none of the three, or ``jobs`` is below 1.
+        DtypeError: an argument is of another kind.
     """
+    _check_run(jobs, executor, progress)
     plan = plan_dequantize(Store(source), float_tag(dtype), format)
     return _do(plan, target, jobs, executor, overwrite, dry_run, progress)
 
@@ -142,9 +154,21 @@ def float_tag(name: str) -> str:
     return tag
 
 
+def _check_run(jobs: Any, executor: Any, progress: Any) -> None:
+    """Refuse what would fail when the first files lie there."""
+    if isinstance(jobs, bool) or not isinstance(jobs, numbers.Integral):
+        raise DtypeError(f"jobs must be an integer, got {jobs!r}")
+    if jobs < 1:
+        raise CheckpointError(f"jobs must be 1 or more, got {jobs}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise DtypeError(f"executor must have a function submit, got {executor!r}")
+    if progress is not None and not callable(progress):
+        raise DtypeError(f"progress must be a function or None, got {progress!r}")
+
+
 def _do(
     plan: Plan,
-    target: Path,
+    target: str | os.PathLike[str],
     jobs: int,
     executor: Executor | None,
     overwrite: bool,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.methods import DEFAULT_PERCENTILE, METHODS, Method
 from fp4rt.checkpoint.overrides import read_overrides
 from fp4rt.checkpoint.plan import format_named, scale_layout
-from fp4rt.checkpoint.plan_quantize import QuantizeOptions
+from fp4rt.checkpoint.plan_quantize import QuantizeOptions, check_input_amax
 from fp4rt.checkpoint.report import RunReport
 from fp4rt.checkpoint.selection import Selection
 from fp4rt.checkpoint.store import Store
@@ -99,8 +98,8 @@ def quantize(
     """
     with usage():
         _check_choice("recipe", recipe, RECIPES)
-        if input_amax is not None and not 0 < input_amax < math.inf:
-            raise CheckpointError(f"--input-amax must be positive and finite, got {input_amax}")
+        if input_amax is not None:
+            check_input_amax(input_amax, "--input-amax")
         if input_amax is not None and recipe != "w4a4":
             raise CheckpointError(f"--input-amax needs --recipe w4a4, the recipe is {recipe}; add that or drop it")
         scale_layout(format_named(to), layout)

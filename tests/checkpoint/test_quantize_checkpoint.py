@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +24,7 @@ from fp4rt.checkpoint.methods import (
 from fp4rt.checkpoint.overrides import read_overrides
 from fp4rt.checkpoint.selection import Selection
 from fp4rt.cpu import reference
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, DtypeError, LayoutError
 from fp4rt.format import BLOCK, E2M1, E4M3, E4M3_MAX_BYTE, NEGATIVE_ZERO_CODE, R6
 
 
@@ -112,6 +113,77 @@ def test_exclude_wins_over_include():
 def test_pattern_that_fits_nothing_is_an_error(options, model, tmp_path):
     with pytest.raises(CheckpointError, match="fits no tensor"):
         checkpoint.quantize(model, tmp_path / "q", checkpoint.QuantizeOptions(selection=Selection(**options)))
+
+
+@pytest.mark.parametrize(
+    "options, error, said",
+    [
+        ({"input_amax": -1}, CheckpointError, "input_amax must be positive and finite.*got -1"),
+        ({"input_amax": 0.0}, CheckpointError, "input_amax must be positive and finite"),
+        ({"input_amax": np.inf}, CheckpointError, "input_amax must be positive and finite"),
+        ({"input_amax": np.nan}, CheckpointError, "input_amax must be positive and finite"),
+        ({"input_amax": 1e-36}, CheckpointError, "and so must 2688 / input_amax in fp32"),
+        ({"input_amax": 1e39}, CheckpointError, "input_amax must be positive and finite"),
+        ({"input_amax": 10**400}, CheckpointError, "input_amax must be positive and finite"),
+        ({"input_amax": "6"}, DtypeError, "input_amax must be a number, got '6'"),
+        ({"method": "mse"}, DtypeError, r"method as a Method, as Method\(\"mse\"\), got 'mse'"),
+        ({"selection": "*mlp*"}, DtypeError, r"selection as a Selection, as Selection\(.*, got '\*mlp\*'"),
+        ({"form": "gguf"}, CheckpointError, "unknown format 'gguf'"),
+        ({"form": None}, DtypeError, "form as a string, got None"),
+        ({"form": "comfy", "layout": "8x4"}, CheckpointError, "possible with modelopt only"),
+        ({"layout": "9x9"}, LayoutError, "unknown scale layout '9x9'"),
+        ({"layout": 128}, DtypeError, "layout as a string or None, got 128"),
+        ({"activations": "no"}, DtypeError, "activations as a bool, got 'no'"),
+        ({"override": "o.toml"}, DtypeError, "override as a function or None, got 'o.toml'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_where_they_are_made(options, error, said):
+    with pytest.raises(error, match=said):
+        checkpoint.QuantizeOptions(**options)
+
+
+@pytest.mark.parametrize("patterns", ["*mlp*", ("*", 1), None, 3])
+@pytest.mark.parametrize("name", ["include", "exclude"])
+def test_a_selection_takes_patterns_and_no_single_string(name, patterns):
+    with pytest.raises(
+        DtypeError, match=rf"needs {name} as a tuple or list of patterns.*got {re.escape(repr(patterns))}"
+    ):
+        Selection(**{name: patterns})
+    assert Selection(**{name: ["*.a"]}).exclude == (["*.a"] if name == "exclude" else ())
+
+
+def test_a_percentile_is_a_number():
+    with pytest.raises(DtypeError, match="percentile must be a number, got '99'"):
+        Method("percentile", "99")
+
+
+@pytest.mark.parametrize(
+    "arguments, error, said",
+    [
+        ({"jobs": 0}, CheckpointError, "jobs must be 1 or more, got 0"),
+        ({"jobs": 1.5}, DtypeError, "jobs must be an integer, got 1.5"),
+        ({"executor": 4}, DtypeError, "executor must have a function submit, got 4"),
+        ({"progress": True}, DtypeError, "progress must be a function or None, got True"),
+    ],
+)
+def test_no_run_begins_with_arguments_that_cannot_be(arguments, error, said, model, quantized, tmp_path):
+    for run in (
+        lambda: checkpoint.quantize(model, tmp_path / "q", **arguments),
+        lambda: checkpoint.convert(quantized, tmp_path / "q", "comfy", **arguments),
+        lambda: checkpoint.dequantize(quantized, tmp_path / "q", **arguments),
+    ):
+        with pytest.raises(error, match=said):
+            run()
+    assert not any(tmp_path.iterdir())
+
+
+def test_options_and_overrides_of_another_kind_leave_nothing_behind(model, tmp_path):
+    with pytest.raises(DtypeError, match="needs options as QuantizeOptions or None, got 'mse'"):
+        checkpoint.quantize(model, tmp_path / "q", "mse")
+    options = checkpoint.QuantizeOptions(override=lambda name, method: "mse")
+    with pytest.raises(DtypeError, match="override must give a Method or None, got 'mse' for 'model"):
+        checkpoint.quantize(model, tmp_path / "q", options)
+    assert not any(tmp_path.iterdir())
 
 
 def test_untouched_tensors_keep_every_byte(model, quantized):
