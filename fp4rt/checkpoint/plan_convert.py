@@ -15,6 +15,7 @@ from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Fuse, Join, target_of
+from fp4rt.checkpoint.orientation import interleaves
 from fp4rt.checkpoint.plan import SCALAR_SHAPES, Plan, format_named, layer_bytes, make_jobs, scale_layout
 from fp4rt.checkpoint.plan_fuse import fuse_layers
 from fp4rt.checkpoint.store import Store
@@ -23,8 +24,6 @@ from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["plan_convert", "plan_dequantize"]
 
-# Models whose gate_up_proj alternates rows of gate and up.
-INTERLEAVED_MODELS = ("gpt_oss",)
 GATE_UP = "gate_up_proj"
 
 
@@ -55,7 +54,7 @@ def plan_convert(
     configuration, source, layers = _read_quantized(store, wanted)
     if form.name != source.name:
         _refuse_foreign(store, layers, form)
-    interleaved = configuration.config.get("model_type") in INTERLEAVED_MODELS
+    interleaved = interleaves(store)
     operations: dict[str, Any] = {
         layer.data: _convert(store, layer, form, own_layout, interleaved) for layer in layers.values()
     }

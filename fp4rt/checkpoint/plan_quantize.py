@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,19 +17,17 @@ from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
 from fp4rt.checkpoint.operations import Copy, Quantize
+from fp4rt.checkpoint.orientation import Orientation, read_orientation
 from fp4rt.checkpoint.overrides import Overrides
 from fp4rt.checkpoint.plan import Plan, format_named, make_jobs, scale_layout
 from fp4rt.checkpoint.selection import Selection, unused
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
-from fp4rt.errors import CheckpointError, DtypeError
+from fp4rt.errors import CheckpointError, DtypeError, counted
 from fp4rt.format import AMAX_TARGET, BLOCK, FP32_MAX
 from fp4rt.layout import round_up
 
 __all__ = ["QuantizeOptions", "check_input_amax", "plan_quantize"]
-
-# Models that keep stacked experts as (e, k, n), for x @ w.
-TRANSPOSED_MODELS = ("llama4", "llama4_text", "gpt_oss")
 
 
 @dataclass(frozen=True)
@@ -118,8 +116,8 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
     patterns = (*options.selection.include, *options.selection.exclude)
     for pattern in unused(patterns, list(store)):
         raise CheckpointError(f"{store.path}: the pattern {printable(pattern)} fits no tensor")
-    transposed = configuration.config.get("model_type") in TRANSPOSED_MODELS
-    left = {name: options.selection.reason_to_leave(store.entry(name), transposed) for name in store}
+    lie = read_orientation(store)
+    left = {name: options.selection.reason_to_leave(store.entry(name), name in lie.transposed) for name in store}
     if isinstance(options.override, Overrides):
         options.override.check_used(left)
     operations: dict[str, Any] = {}
@@ -131,7 +129,7 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             method = _overridden(options.override(name, options.method), name)
             reason = "left by an override" if method is None else None
         if reason is None and method is not None:
-            operations[name] = _quantize(spec, form, layout, transposed, method, options)
+            operations[name] = _quantize(spec, form, layout, name in lie.transposed, method, options)
         else:
             operations[name] = Copy(spec, reason or "")
     quantized = [operation for operation in operations.values() if isinstance(operation, Quantize)]
@@ -149,7 +147,19 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             f"activations: input_scale = {options.input_amax:g} / {AMAX_TARGET:g}, not calibrated; magnitudes up to "
             f"{options.input_amax:g} are not clipped"
         )
+    plan.notes.extend(_assumed(lie, (operation.source.name for operation in quantized)))
     return plan
+
+
+def _assumed(lie: Orientation, quantized: Iterable[str]) -> Iterator[str]:
+    """What to know of stacks of which nothing says how they lie."""
+    names = [name for name in quantized if name in lie.assumed]
+    if names:
+        are = counted(len(names), "stack is", "stacks are")
+        yield (
+            f"{are} taken as (experts, n, k), the last axis being k (as {printable(names[0])}): no config.json says "
+            "otherwise; where it is (experts, k, n), leave it with --exclude"
+        )
 
 
 def _overridden(method: Any, name: str) -> Method | None:
@@ -162,15 +172,14 @@ def _quantize(
     spec: TensorSpec, form: Format, layout: str, transposed: bool, method: Method, options: QuantizeOptions
 ) -> Quantize:
     *stack, rows, columns = spec.shape
-    flipped = transposed and bool(stack)
-    if flipped:
+    if transposed:
         rows, columns = columns, rows
     name = LayerName.of_weight(spec.name)
     if stack and form.name == COMPRESSED_TENSORS.name:
         raise CheckpointError(
             f"{printable(spec.name)}: compressed-tensors has no stacks of experts; quantize to modelopt, then convert"
         )
-    if flipped and form.name == COMFY.name:
+    if transposed and form.name == COMFY.name:
         raise CheckpointError(f"{printable(spec.name)}: a stack stored as (experts, k, n) has no comfy form")
     target = TargetLayer(
         name,
@@ -180,7 +189,7 @@ def _quantize(
         rows,
         columns,
         round_up(columns, BLOCK),
-        flipped,
+        transposed,
         (),
         form.scalar_shape if options.activations else None,
     )

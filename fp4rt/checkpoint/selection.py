@@ -3,7 +3,7 @@
 By default every linear weight: a 2-D ``*.weight`` of float16, bfloat16 or float32, and stacked experts, which are 3-D
 tensors below a module called ``experts``. Not: embeddings, norms, the output head and the routers of experts, which
 ModelOpt and llm-compressor leave as they are too. A weight whose columns are no multiple of 16 is left unless padding
-was asked for.
+was asked for. A weight that is stored as (k, n) is always left: no format of layers has it so; see ``orientation``.
 
 Patterns are those of ``fnmatch``, against the tensor's name or its module's name. With ``include``, exactly the
 tensors that match are taken, whatever their names; ``default`` among the patterns stands for the rules above.
@@ -37,9 +37,11 @@ EXPERTS = re.compile(r"(^|\.)experts\.")
 
 RULES = """\
 By default every linear weight is quantized: 2-D *.weight tensors of F16, BF16 or F32, and 3-D stacks below a module
-called `experts`. Left as they are: embeddings, norms, the output head (lm_head), the routers of experts, and weights
-whose columns are no multiple of 16 (--pad pads them). --include PATTERN takes exactly what matches (`default` stands
-for these rules), --exclude PATTERN takes out; patterns are shell globs on tensor or module names."""
+called `experts`. Left as they are: embeddings, norms, the output head (lm_head), the routers of experts, weights
+stored as (k, n) (Hugging Face's Conv1D, as in GPT-2), and weights whose columns are no multiple of 16 (--pad pads
+them). Which axis of a stack is k is told by config.json (model_type, hidden_size); where that does not tell, the last
+is taken and a note says so. --include PATTERN takes exactly what matches (`default` stands for these rules), --exclude
+PATTERN takes out; patterns are shell globs on tensor or module names."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Selection:
 
         Args:
             entry: the tensor.
-            transposed: whether a stack of experts lies as (e, k, n).
+            transposed: whether it lies as (k, n), or a stack of experts as (e, k, n).
         """
         if entry.dtype not in FLOAT_TAGS:
             return f"{entry.dtype} is no dtype that NVFP4 is made from"
@@ -80,7 +82,9 @@ class Selection:
             return f"{len(entry.shape)}-dimensional; wanted a matrix, or a stack of matrices"
         if 0 in entry.shape:
             return "empty"
-        columns = entry.shape[-2 if transposed and len(entry.shape) == 3 else -1]
+        if transposed and len(entry.shape) == 2:
+            return "stored as (k, n), as Hugging Face's Conv1D does; NVFP4 weights are (n, k)"
+        columns = entry.shape[-2 if transposed else -1]
         if columns % BLOCK and not self.pad:
             found = counted(columns, "column is", "columns are")
             return f"{found} no multiple of {BLOCK}; --pad stores zeros behind them"
