@@ -18,12 +18,14 @@ from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
 from fp4rt.errors import CheckpointError
+from fp4rt.format import E4M3_NAN_BYTE
 from fp4rt.layout import block_columns, data_shape, get_layout, round_up
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["TargetLayer", "check_encode", "global_scales", "input_scales", "lay_out", "matrices"]
+__all__ = ["TargetLayer", "check_encode", "global_scales", "input_scales", "lay_out", "matrices", "wrong_scales"]
 
 LINEAR = "linear"
+SIGN_BIT = 0x80
 
 
 def global_scales(store: Store, layer: StoredLayer) -> np.ndarray:
@@ -53,6 +55,11 @@ def matrices(store: Store, layer: StoredLayer, first: int = 0) -> Iterator[Quant
             scale = np.ascontiguousarray(per_matrix[index : index + 1])
             shape = (layer.rows, layer.columns)
             yield QuantizedTensor.trusted(data, block_scales, scale, shape, LINEAR, layer.padded_columns)
+
+
+def wrong_scales(q: QuantizedTensor) -> dict[str, np.ndarray]:
+    """Which block scales of a matrix no quantizer makes: masks (m, blocks) of those that are "NaN" and "negative"."""
+    return {"NaN": q.scales & ~np.uint8(SIGN_BIT) == E4M3_NAN_BYTE, "negative": q.scales & SIGN_BIT != 0}
 
 
 def _matrix(store: Store, layer: StoredLayer, index: int) -> tuple[np.ndarray, np.ndarray]:

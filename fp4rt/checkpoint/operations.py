@@ -18,7 +18,7 @@ from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.formats import COMFY, Format
 from fp4rt.checkpoint.fusing import FusedParts, fuse
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.layers import TargetLayer, input_scales, lay_out, matrices
+from fp4rt.checkpoint.layers import TargetLayer, input_scales, lay_out, matrices, wrong_scales
 from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, quantize_matrix
 from fp4rt.checkpoint.report import Measurement, TensorReport
 from fp4rt.checkpoint.store import Store
@@ -236,10 +236,13 @@ class Dequantize:
         row = TensorReport(
             self.layer.name.weight, "dequantized", self.layer.shape, self.layer.form.name, self.nbytes, spec.nbytes
         )
-        return self._arrays(store, spec), row
+        return self._arrays(store, spec, row), row
 
-    def _arrays(self, store: Store, spec: TensorSpec) -> Iterator[Arrays]:
-        parts = [self._floats(store, q) for q in matrices(store, self.layer)]
+    def _arrays(self, store: Store, spec: TensorSpec, row: TensorReport) -> Iterator[Arrays]:
+        parts = []
+        for q in matrices(store, self.layer):
+            row.count_wrong(wrong_scales(q))
+            parts.append(self._floats(store, q))
         if self.layer.transposed:
             parts = [part.T for part in parts]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)

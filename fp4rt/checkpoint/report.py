@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fp4rt import api
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import E4M3
 from fp4rt.tensor import QuantizedTensor
 
@@ -42,6 +43,7 @@ class TensorReport:
         max_error: largest absolute error.
         blocks, clipped_blocks, zero_blocks: counts; a clipped block exceeds what its scale can express.
         note: why a tensor was left, or what else to know.
+        wrong_scales: block scales of a dequantized layer that no quantizer makes: "NaN" or "negative" -> how many.
         methods: SQNR of the other methods, where a comparison was asked for.
         histograms: counts for a picture, where one was asked for.
     """
@@ -59,8 +61,18 @@ class TensorReport:
     clipped_blocks: int = 0
     zero_blocks: int = 0
     note: str = ""
+    wrong_scales: dict[str, int] = field(default_factory=dict)
     methods: dict[str, float] = field(default_factory=dict)
     histograms: Histograms | None = None
+
+    def count_wrong(self, masks: Mapping[str, np.ndarray]) -> None:
+        """Add what is wrong with the scales of one matrix, and say it in the note."""
+        for what, mask in masks.items():
+            count = int(np.count_nonzero(mask))
+            if count:
+                self.wrong_scales[what] = self.wrong_scales.get(what, 0) + count
+        counts = self.wrong_scales.items()
+        self.note = ", ".join(f"{counted(n, 'block scale is', 'block scales are')} {what}" for what, n in counts)
 
 
 @dataclass

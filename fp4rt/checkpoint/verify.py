@@ -11,17 +11,15 @@ import numpy as np
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
-from fp4rt.checkpoint.layers import global_scales, input_scales, matrices
+from fp4rt.checkpoint.layers import global_scales, input_scales, matrices, wrong_scales
 from fp4rt.checkpoint.selection import matches
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError, counted
-from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_NAN_BYTE
+from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import block_columns, ceil_div, get_layout
 from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["Finding", "verify"]
-
-SIGN_BIT = 0x80
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,7 @@ def _layer(store: Store, layer: StoredLayer) -> Iterator[Finding]:
 def _matrix(layer: StoredLayer, q: QuantizedTensor, where: str, first_row: int) -> Iterator[Finding]:
     """Block scales and the padding behind the columns of one matrix."""
     scales, name = q.scales, layer.name.weight
-    for wrong, what in (
-        (scales & ~np.uint8(SIGN_BIT) == E4M3_NAN_BYTE, "NaN"),
-        (scales & SIGN_BIT != 0, "negative"),
-    ):
+    for what, wrong in wrong_scales(q).items():
         count = int(np.count_nonzero(wrong))
         if count:
             row, column = np.unravel_index(int(np.argmax(wrong)), scales.shape)

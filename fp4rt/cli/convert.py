@@ -18,7 +18,7 @@ from fp4rt.checkpoint.plan_quantize import QuantizeOptions, check_input_amax
 from fp4rt.checkpoint.report import RunReport
 from fp4rt.checkpoint.selection import Selection
 from fp4rt.checkpoint.store import Store
-from fp4rt.cli.console import bar, failing, print_json, usage
+from fp4rt.cli.console import BAD_INPUT, bar, failing, print_json, usage
 from fp4rt.cli.paths import PICTURES, check_ending, check_folder, check_target, named
 from fp4rt.cli.results import print_report
 from fp4rt.errors import CheckpointError
@@ -153,7 +153,10 @@ def dequantize(
     verbose: Verbose = False,
     as_json: Json = False,
 ) -> None:
-    """Turn the NVFP4 layers of a model back into floats; everything else goes along byte for byte."""
+    """Turn the NVFP4 layers of a model back into floats; everything else goes along byte for byte.
+
+    Exit status 1, with OUT complete, where block scales are NaN or negative, which no quantizer makes.
+    """
     with usage():
         _check_choice("dtype", dtype, FLOATS)
     _convert(source, target, dtype, form, jobs, overwrite, dry_run, verbose, as_json)
@@ -233,6 +236,8 @@ def _convert(
             **extra,
         )
     _show(report, as_json, verbose)
+    if any(row.wrong_scales for row in report.tensors):
+        raise typer.Exit(BAD_INPUT)
 
 
 def _check_choice(what: str, value: str, known: Iterable[str]) -> None:

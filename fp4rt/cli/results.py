@@ -68,6 +68,10 @@ def _converted(rows: list[TensorReport]) -> None:
         cells = [row.name, shape_text(row.shape), row.dtype, size(row.bytes_before), size(row.bytes_after)]
         add(result, *cells, row.action, row.note)
     print_table(result)
+    wrong = sum(bool(row.wrong_scales) for row in rows)
+    if wrong:
+        have = counted(wrong, "weight has", "weights have")
+        note(f"note: {have} block scales that no quantizer makes; `fp4rt verify` says where they are")
 
 
 def _left(rows: list[TensorReport], verbose: bool) -> None:

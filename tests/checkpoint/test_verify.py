@@ -52,6 +52,24 @@ def test_nan_and_negative_scales_are_found_with_their_place(byte, word, files, t
     assert finding.message == f"2 block scales are {word}, first 0x{byte:02X} at row 2, block 1"
 
 
+def test_dequantizing_counts_nan_and_negative_scales_in_the_report(files, tmp_path):
+    stack = {
+        "e.up_proj": ("U8", [2, 4, 8], b"\x22" * 64),
+        "e.up_proj_weight_scale": ("F8_E4M3", [2, 4, 1], b"\x38\x7f\x38\x38\xb8\x7f\x38\x38"),
+        "e.up_proj_weight_scale_2": ("F32", [2], files.f32(1.0, 1.0)),
+    }
+    path = files.make(tmp_path / "x.safetensors", {**matrix(files), **stack})
+    for run in (checkpoint.dequantize, lambda *a, **k: checkpoint.convert(*a, "fp32", **k)):
+        report = run(path, tmp_path / "y.safetensors", format="modelopt", overwrite=True)
+        assert {row.name: (row.wrong_scales, row.note) for row in report.tensors} == {
+            "w.weight": ({}, ""),
+            "e.up_proj": ({"NaN": 2, "negative": 1}, "2 block scales are NaN, 1 block scale is negative"),
+        }
+    values = checkpoint.open(tmp_path / "y.safetensors")["e.up_proj"]
+    assert np.isnan(values[:, 1]).all()
+    assert values[1, 0].tolist() == [-1.0] * 16
+
+
 @pytest.mark.parametrize("layout", ["128x4", "8x4"])
 def test_nonzero_padding_of_tiled_scales_is_found(layout, files, tmp_path):
     known = get_layout(layout)

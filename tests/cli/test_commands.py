@@ -184,6 +184,23 @@ def test_verify_fails_for_a_broken_checkpoint(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["ok"] is False
 
 
+@pytest.mark.parametrize("byte, word", [(0x7F, "NaN"), (0x80 | 0x38, "negative")])
+@pytest.mark.parametrize("command", [("dequantize",), ("convert", "--to", "bf16")])
+def test_dequantizing_scales_that_no_quantizer_makes_is_done_and_said(byte, word, command, tmp_path, capsys):
+    q = fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")
+    q.scales[0, 0] = byte
+    checkpoint.save(tmp_path / "x.safetensors", {"w": q, "v": np.ones(3, np.float32)})
+    name, *options = command
+    assert fp4rt_command(name, tmp_path / "x.safetensors", tmp_path / "a", *options) == 1
+    said = capsys.readouterr()
+    assert re.search(rf"^w\.weight .* dequantized +1 block scale is {word}$", said.out, re.MULTILINE)
+    assert said.err == "note: 1 weight has block scales that no quantizer makes; `fp4rt verify` says where they are\n"
+    assert checkpoint.open(tmp_path / "a")["w.weight"].shape == (1, 16)
+    assert fp4rt_command(name, tmp_path / "x.safetensors", tmp_path / "b", *options, "--json") == 1
+    rows = json.loads(capsys.readouterr().out)["shards"][0]["tensors"]
+    assert [row["wrong_scales"] for row in rows if row["name"] == "w.weight"] == [{word: 1}]
+
+
 def test_verify_reads_a_checkpoints_configuration_once(quantized, capsys, monkeypatch):
     read = []
     monkeypatch.setattr(detect, "read_json", lambda path: read.append(path.name) or read_json(path))
