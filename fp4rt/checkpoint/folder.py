@@ -41,6 +41,7 @@ class Location:
         shards: paths of the safetensors files, sorted by name.
         index: path of the index, None where there is none.
         weight_map: tensor name -> shard name, as the index says; empty without an index.
+        total_size: bytes of all tensors, as the index says; None where it says nothing.
     """
 
     path: Path
@@ -48,6 +49,7 @@ class Location:
     shards: tuple[Path, ...]
     index: Path | None
     weight_map: dict[str, str]
+    total_size: Any = None
 
     @property
     def is_folder(self) -> bool:
@@ -98,7 +100,9 @@ def _sharded(path: Path, folder: Path, index: Path) -> Location:
             raise CheckpointError(f"{index}: the shard {name} is missing; it holds {_tensor_of(weight_map, name)}")
         check_link(shard, folder)
         shards.append(shard)
-    return Location(path, folder, tuple(shards), index, weight_map)
+    metadata = table.get("metadata")
+    total_size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return Location(path, folder, tuple(shards), index, weight_map, total_size)
 
 
 def check_shard_name(name: str, index: Path) -> None:

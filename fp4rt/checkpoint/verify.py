@@ -11,6 +11,7 @@ import numpy as np
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
+from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices, wrong_scales
 from fp4rt.checkpoint.selection import matches
 from fp4rt.checkpoint.store import Store
@@ -41,7 +42,7 @@ def verify(
 
     Opening the store has checked headers and index already. Checked here: all parts present, with fitting dtypes and
     shapes; block scales neither NaN nor negative; padding of codes and scales zero; global scales finite and positive;
-    configuration and layers in agreement.
+    configuration and layers in agreement; the size that the index tells.
 
     Args:
         store: the checkpoint.
@@ -56,7 +57,7 @@ def verify(
     layers = catalog(store, detect(store, configuration, wanted))
     if layers_needed and not layers:
         raise CheckpointError(f"no NVFP4 layers in {store.path}; `fp4rt quantize` makes them")
-    findings = list(_configuration(configuration, layers))
+    findings = [*_index(store), *_configuration(configuration, layers)]
     for layer in layers.values():
         findings.extend(_layer(store, layer))
         for tensor in layer.tensors:
@@ -64,6 +65,14 @@ def verify(
             if progress is not None:
                 progress(store.entry(tensor).nbytes)
     return findings
+
+
+def _index(store: Store) -> Iterator[Finding]:
+    """A size in the index that is not that of the tensors; loaders plan memory by it."""
+    index, size = store.location.index, store.location.total_size
+    if index is not None and size is not None and (isinstance(size, bool) or size != store.nbytes):
+        message = f"metadata.total_size is {printable(size)}; the tensors have {counted(store.nbytes, 'byte')}"
+        yield Finding("warning", index.name, message)
 
 
 def _layer(store: Store, layer: StoredLayer) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 
 import ml_dtypes
 import numpy as np
@@ -129,6 +130,21 @@ def test_layer_that_the_configuration_excludes_is_found(files, tmp_path):
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(table))
     (finding,) = checkpoint.verify(tmp_path)
     assert finding.message == "is quantized, but the configuration excludes it by 'w*'"
+
+
+@pytest.mark.parametrize("size, said", [(5, "5"), ("9", "'9'"), (True, "True"), ([], "[]"), (math.nan, "nan")])
+def test_a_size_in_the_index_that_is_not_the_tensors_is_a_warning(size, said, quantized, tmp_path):
+    shutil.copytree(quantized, tmp_path / "q")
+    index = tmp_path / "q" / "model.safetensors.index.json"
+    table = json.loads(index.read_text())
+    true = table["metadata"]["total_size"]
+    index.write_text(json.dumps({**table, "metadata": {"total_size": size}}))
+    (finding,) = checkpoint.verify(tmp_path / "q")
+    assert (finding.severity, finding.tensor) == ("warning", "model.safetensors.index.json")
+    assert finding.message == f"metadata.total_size is {said}; the tensors have {true} bytes"
+    for metadata in ({"total_size": true}, {"total_size": float(true)}, {}, None, {"total_size": None}):
+        index.write_text(json.dumps({**table, "metadata": metadata}))
+        assert checkpoint.verify(tmp_path / "q") == []
 
 
 def test_comparison_across_formats_finds_identical_layers(quantized, tmp_path):
