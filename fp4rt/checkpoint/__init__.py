@@ -16,7 +16,7 @@ How it fits together::
     formats ─ detect ─ catalog     which convention, which tensors form a layer
     layers                         stored bytes <-> QuantizedTensor
     selection, methods             what to quantize, and how scales are chosen
-    orientation                    which axis of a stored weight is k
+    orientation, experts           which axis of a stored weight is k; stacks and the modules that they are
     operations ─ plan* ─ shard     what happens to each tensor; plain data that a worker receives
     run, journal, claim            files and folders, interrupted runs, one run at a time
     configs, beside                hf_quant_config.json and quantization_config

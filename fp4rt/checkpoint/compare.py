@@ -1,9 +1,12 @@
-"""Compare two checkpoints tensor by tensor, whatever their formats: quantized layers by value, others by byte."""
+"""Compare two checkpoints tensor by tensor, whatever their formats: quantized layers by value, others by byte.
+
+Experts that one side stacks and the other keeps apart are compared as the modules that they are apart.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +15,12 @@ from fp4rt import api
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
-from fp4rt.checkpoint.layers import matrices
+from fp4rt.checkpoint.experts import GATE_UP, ExpertPart, apart
+from fp4rt.checkpoint.formats import LayerName
+from fp4rt.checkpoint.layers import matrices, rows_of
+from fp4rt.checkpoint.orientation import interleaves, read_orientation
 from fp4rt.checkpoint.store import Store
+from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["Difference", "compare"]
 
@@ -43,6 +50,15 @@ class Difference:
         return self.verdict in ("identical", "same values", "differs")
 
 
+@dataclass(frozen=True)
+class _Weight:
+    """What is compared under one name: a whole tensor or layer, or the part of a stack that is one expert's module."""
+
+    name: str
+    stored: str
+    part: ExpertPart | None = None
+
+
 class _Side:
     """One checkpoint as weights by name."""
 
@@ -50,26 +66,71 @@ class _Side:
         self.store = store
         self.layers = catalog(store, detect(store, read_configuration(store), wanted))
         parts = {name for layer in self.layers.values() for name in layer.tensors}
-        self.names = [*self.layers, *(name for name in store if name not in parts)]
+        self.names = dict.fromkeys((*self.layers, *(name for name in store if name not in parts)))
+        self.transposed = read_orientation(store).transposed
+        self.interleaved = interleaves(store)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        layer = self.layers.get(name)
+    def weights(self, name: str, other: _Side) -> list[_Weight]:
+        """The weight called ``name``, or the modules of its experts where the other side keeps these apart."""
+        modules = self._modules(name) if name not in other.names else []
+        found = any(module.name in other.names for module in modules)
+        return modules if found else [_Weight(name, name)]
+
+    def _modules(self, name: str) -> list[_Weight]:
+        """What a stack of experts is apart; nothing for other tensors, and where gate and up alternate."""
+        *stack, rows, _ = self._matrix_shape(name)
+        base = LayerName.of_weight(name)
+        whole = base.base.rpartition(".")[2] != GATE_UP or (rows % 2 == 0 and not self.interleaved)
+        if not stack or not whole:
+            return []
+        modules = [_Weight(part.name.weight, name, part) for part in apart(base, stack[0], rows)]
+        return [] if any(module.name in self.names for module in modules) else modules
+
+    def _matrix_shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a weight as (n, k) or (e, n, k); for other tensors ones are put before it."""
+        if name in self.layers:
+            return self.layers[name].shape
+        shape = self.store.entry(name).shape
+        if len(shape) != 3:
+            return (1, 1)
+        return (shape[0], shape[2], shape[1]) if name in self.transposed else shape
+
+    def shape(self, weight: _Weight) -> tuple[int, ...]:
+        if weight.part is not None:
+            return (weight.part.end - weight.part.first, self._matrix_shape(weight.stored)[-1])
+        layer = self.layers.get(weight.stored)
         if layer is None:
-            return self.store.entry(name).shape
+            return self.store.entry(weight.stored).shape
         *stack, rows, columns = layer.shape
         return (*stack, columns, rows) if layer.transposed else layer.shape
 
-    def values(self, name: str) -> list[np.ndarray] | None:
+    def quantized(self, weight: _Weight) -> Iterator[QuantizedTensor]:
+        """The matrices of a quantized weight."""
+        layer, part = self.layers[weight.stored], weight.part
+        if part is None:
+            yield from matrices(self.store, layer)
+        else:
+            yield rows_of(next(matrices(self.store, layer, first=part.expert)), part.first, part.end)
+
+    def plain(self, weight: _Weight) -> np.ndarray:
+        """An unquantized weight."""
+        array, part = self.store[weight.stored], weight.part
+        if part is None:
+            return array
+        matrix: np.ndarray = array[part.expert]
+        return (matrix.T if weight.stored in self.transposed else matrix)[part.first : part.end]
+
+    def values(self, weight: _Weight) -> list[np.ndarray] | None:
         """The matrices of a weight as they are stored or dequantized to fp32; None for what holds no floats."""
-        layer = self.layers.get(name)
+        layer = self.layers.get(weight.stored)
         if layer is not None:
-            parts = [api.dequantize(q) for q in matrices(self.store, layer)]
+            parts = [api.dequantize(q) for q in self.quantized(weight)]
             if layer.fused_rows:
                 parts = [np.concatenate(parts)]
-            return [part.T for part in parts] if layer.transposed else parts
-        if self.store.entry(name).dtype not in (*FLOAT_TAGS, "F64"):
+            return [part.T for part in parts] if layer.transposed and weight.part is None else parts
+        if self.store.entry(weight.stored).dtype not in (*FLOAT_TAGS, "F64"):
             return None
-        array = self.store[name]
+        array = self.plain(weight)
         return list(array) if array.ndim == 3 else [array]
 
 
@@ -88,26 +149,27 @@ def compare(
         progress: called with the bytes of A that were dealt with.
     """
     left, right = _Side(a, formats[0]), _Side(b, formats[1])
-    known = set(left.names)
+    others = {weight.name: weight for name in right.names for weight in right.weights(name, left)}
     result = []
-    others = set(right.names)
     for name in left.names:
-        result.append(_one(left, right, name) if name in others else Difference(name, "only in A"))
+        for weight in left.weights(name, right):
+            other = others.pop(weight.name, None)
+            result.append(Difference(weight.name, "only in A") if other is None else _one(left, right, weight, other))
         tensors = left.layers[name].tensors if name in left.layers else (name,)
         for tensor in tensors:
             a.release(tensor)
             if progress is not None:
                 progress(a.entry(tensor).nbytes)
-    result += [Difference(name, "only in B") for name in right.names if name not in known]
-    return result
+    return result + [Difference(name, "only in B") for name in others]
 
 
-def _one(left: _Side, right: _Side, name: str) -> Difference:
-    if left.shape(name) != right.shape(name):
+def _one(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> Difference:
+    name = weight.name
+    if left.shape(weight) != right.shape(other):
         return Difference(name, "other shape")
-    if _identical(left, right, name):
+    if _identical(left, right, weight, other):
         return Difference(name, "identical", 0.0, math.inf)
-    values = left.values(name), right.values(name)
+    values = left.values(weight), right.values(other)
     if values[0] is None or values[1] is None:
         return Difference(name, "differs")
     signal = noise = largest = 0.0
@@ -126,15 +188,22 @@ def _one(left: _Side, right: _Side, name: str) -> Difference:
     return Difference(name, "differs", largest, 10 * math.log10(ratio) if ratio > 0 else -math.inf)
 
 
-def _identical(left: _Side, right: _Side, name: str) -> bool:
+def _identical(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> bool:
     """Same bytes; for quantized layers the same codes, block scales and global scales, however they lie."""
-    layers: tuple[StoredLayer | None, StoredLayer | None] = (left.layers.get(name), right.layers.get(name))
+    layers: tuple[StoredLayer | None, StoredLayer | None] = (
+        left.layers.get(weight.stored),
+        right.layers.get(other.stored),
+    )
     if layers[0] is None and layers[1] is None:
-        entries = left.store.entry(name), right.store.entry(name)
-        return entries[0].dtype == entries[1].dtype and left.store.raw(name) == right.store.raw(name)
+        entries = left.store.entry(weight.stored), right.store.entry(other.stored)
+        if entries[0].dtype != entries[1].dtype:
+            return False
+        if weight.part is None and other.part is None:
+            return left.store.raw(weight.stored) == right.store.raw(other.stored)
+        return left.plain(weight).tobytes() == right.plain(other).tobytes()
     if layers[0] is None or layers[1] is None or layers[0].fused_rows != layers[1].fused_rows:
         return False
-    pairs = zip(matrices(left.store, layers[0]), matrices(right.store, layers[1]), strict=True)
+    pairs = zip(left.quantized(weight), right.quantized(other), strict=True)
     return all(
         np.array_equal(x.global_scale, y.global_scale)
         and np.array_equal(x.scales, y.scales)

@@ -22,7 +22,16 @@ from fp4rt.format import E4M3_NAN_BYTE
 from fp4rt.layout import block_columns, data_shape, get_layout, round_up
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["TargetLayer", "check_encode", "global_scales", "input_scales", "lay_out", "matrices", "wrong_scales"]
+__all__ = [
+    "TargetLayer",
+    "check_encode",
+    "global_scales",
+    "input_scales",
+    "lay_out",
+    "matrices",
+    "rows_of",
+    "wrong_scales",
+]
 
 LINEAR = "linear"
 SIGN_BIT = 0x80
@@ -55,6 +64,12 @@ def matrices(store: Store, layer: StoredLayer, first: int = 0) -> Iterator[Quant
             scale = np.ascontiguousarray(per_matrix[index : index + 1])
             shape = (layer.rows, layer.columns)
             yield QuantizedTensor.trusted(data, block_scales, scale, shape, LINEAR, layer.padded_columns)
+
+
+def rows_of(q: QuantizedTensor, first: int, end: int) -> QuantizedTensor:
+    """Some rows of a matrix in linear layout, as views."""
+    shape = (end - first, q.shape[1])
+    return QuantizedTensor.trusted(q.data[first:end], q.scales[first:end], q.global_scale, shape, q.layout, q.padded_n)
 
 
 def wrong_scales(q: QuantizedTensor) -> dict[str, np.ndarray]:

@@ -18,7 +18,7 @@ from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.formats import COMFY, Format
 from fp4rt.checkpoint.fusing import FusedParts, fuse
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.layers import TargetLayer, input_scales, lay_out, matrices, wrong_scales
+from fp4rt.checkpoint.layers import TargetLayer, input_scales, lay_out, matrices, rows_of, wrong_scales
 from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, quantize_matrix
 from fp4rt.checkpoint.report import Measurement, TensorReport
 from fp4rt.checkpoint.store import Store
@@ -195,16 +195,8 @@ class Convert:
         for target, expert, first, end in self.pieces:
             if expert != current:
                 current, matrix = next(experts)
-            rows = QuantizedTensor.trusted(
-                matrix.data[first:end],
-                matrix.scales[first:end],
-                matrix.global_scale,
-                (end - first, matrix.shape[1]),
-                matrix.layout,
-                matrix.padded_n,
-            )
             own = inputs if inputs is None or inputs.size == 1 else inputs[expert : expert + 1]
-            yield lay_out(target, iter((rows,)), own)
+            yield lay_out(target, iter((rows_of(matrix, first, end),)), own)
 
 
 @dataclass(frozen=True)

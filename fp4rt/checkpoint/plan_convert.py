@@ -10,7 +10,8 @@ from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
-from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, Format, LayerName
+from fp4rt.checkpoint.experts import GATE_UP, apart
+from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, Format
 from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
@@ -23,8 +24,6 @@ from fp4rt.checkpoint.writer import TensorSpec
 from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["plan_convert", "plan_dequantize"]
-
-GATE_UP = "gate_up_proj"
 
 
 def plan_convert(
@@ -147,34 +146,28 @@ def _split_stack(
     store: Store, layer: StoredLayer, form: Format, layout: str, interleaved: bool
 ) -> tuple[tuple[TargetLayer, int, int, int], ...]:
     """One module per expert, as compressed-tensors has them; gate_up is cut into gate and up."""
-    parent, _, leaf = layer.name.base.rpartition(".")
-    halves = {leaf: (0, layer.rows)}
-    if leaf == GATE_UP:
-        if interleaved or layer.rows % 2:
-            raise CheckpointError(
-                f"{store.path}: {printable(layer.data)} interleaves gate and up; it cannot be cut by rows"
-            )
-        half = layer.rows // 2
-        halves = {"gate_proj": (0, half), "up_proj": (half, layer.rows)}
+    if layer.name.base.rpartition(".")[2] == GATE_UP and (interleaved or layer.rows % 2):
+        raise CheckpointError(
+            f"{store.path}: {printable(layer.data)} interleaves gate and up; it cannot be cut by rows"
+        )
     inputs = None if layer.input_scale is None else form.scalar_shape
     return tuple(
         (
             TargetLayer(
-                LayerName(f"{parent}.{expert}.{name}".lstrip(".")),
+                part.name,
                 form,
                 layout,
                 None,
-                end - first,
+                part.end - part.first,
                 layer.columns,
                 layer.padded_columns,
                 input_shape=inputs,
             ),
-            expert,
-            first,
-            end,
+            part.expert,
+            part.first,
+            part.end,
         )
-        for expert in range(layer.experts or 0)
-        for name, (first, end) in halves.items()
+        for part in apart(layer.name, layer.experts or 0, layer.rows)
     )
 
 

@@ -96,6 +96,8 @@ def verify(
 ) -> None:
     """Check every invariant of a checkpoint, or compare two of them, tensor by tensor, across formats.
 
+    A stack of experts is found in experts that lie apart, and the reverse.
+
     Exit status 1: an invariant is broken, A holds no NVFP4 layers (without B), B lacks what A has or the reverse, or a
     weight is too far.
     """

@@ -328,6 +328,65 @@ def test_stacked_experts_become_modules_in_compressed_tensors(stacked, tmp_path)
         assert np.array_equal(down.data, before.load(f"{EXPERTS}.down_proj", expert=expert).data)
 
 
+def test_stacked_experts_are_compared_with_those_that_lie_apart(stacked, tmp_path):
+    source, quantized = stacked
+    ct = chain(quantized, tmp_path, "compressed-tensors")
+    modules = {f"{EXPERTS}.{e}.{part}_proj.weight" for e in range(2) for part in ("gate", "up", "down")}
+    for a, b in ((quantized, ct), (ct, quantized)):
+        rows = checkpoint.compare(a, b)
+        assert {row.verdict for row in rows} == {"identical"}
+        assert modules < {row.name for row in rows}
+    whole = {row.name: row for row in checkpoint.compare(source, quantized)}
+    apart = {row.name: row for row in checkpoint.compare(source, ct)}
+    assert all(row.verdict == "differs" and row.sqnr_db > 15 for name, row in apart.items() if name in modules)
+    assert all(row == whole[name] for name, row in apart.items() if name not in modules)
+    stacks = [whole[f"{EXPERTS}.{name}"] for name in ("gate_up_proj", "down_proj")]
+    assert max(row.max_error for row in stacks) == max(apart[name].max_error for name in modules)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_unquantized_stacks_are_compared_with_experts_apart(transposed, tmp_path):
+    rng = np.random.default_rng(4)
+    gate_up = rng.standard_normal((2, 12, 16), np.float32)
+    lies = np.ascontiguousarray(gate_up.transpose(0, 2, 1)) if transposed else gate_up
+    halves = {
+        f"experts.{e}.{name}_proj.weight": gate_up[e, 6 * i : 6 * i + 6]
+        for e in range(2)
+        for i, name in enumerate(("gate", "up"))
+    }
+    wrong = {**halves, "experts.1.up_proj.weight": halves["experts.1.up_proj.weight"] + 1}
+    del wrong["experts.0.gate_proj.weight"]
+    for name, tensors in {"stack": {"experts.gate_up_proj": lies}, "apart": halves, "wrong": wrong}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"hidden_size": 16}')
+        checkpoint.save(tmp_path / name / "model.safetensors", tensors)
+    verdicts = {
+        b: {row.name: row.verdict for row in checkpoint.compare(tmp_path / "stack", tmp_path / b)}
+        for b in ("apart", "wrong")
+    }
+    assert verdicts["apart"] == dict.fromkeys(halves, "identical")
+    assert verdicts["wrong"] == {
+        "experts.0.gate_proj.weight": "only in A",
+        "experts.0.up_proj.weight": "identical",
+        "experts.1.gate_proj.weight": "identical",
+        "experts.1.up_proj.weight": "differs",
+    }
+
+
+def test_a_stack_is_not_taken_apart_where_gate_and_up_alternate_or_nobody_keeps_them_apart(tmp_path):
+    x = np.ones((2, 16, 16), np.float32)
+    tensors = {"a": {"experts.gate_up_proj": x}, "b": {"experts.0.gate_proj.weight": x[0]}, "c": {"z": x}}
+    for name, table in tensors.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "gpt_oss"}')
+        checkpoint.save(tmp_path / name / "model.safetensors", table)
+    for b in "bc":
+        assert {row.name: row.verdict for row in checkpoint.compare(tmp_path / "a", tmp_path / b)} == {
+            "experts.gate_up_proj": "only in A",
+            next(iter(tensors[b])): "only in B",
+        }
+
+
 def test_stacked_experts_survive_comfy(stacked, tmp_path, read_tree):
     _, quantized = stacked
     last = chain(quantized, tmp_path, "comfy", "modelopt")

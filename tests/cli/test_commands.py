@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -154,6 +155,15 @@ def test_convert_and_verify_against_the_source(to, quantized, tmp_path, capsys):
     assert fp4rt_command("verify", quantized, tmp_path / "x", "--min-sqnr", "40") == 0
     out = capsys.readouterr().out
     assert "identical" in out
+
+
+def test_verify_finds_stacked_experts_in_what_conversion_makes_of_them(tmp_path, capsys):
+    model = write_model(tmp_path / "model", dataclasses.replace(TINY, stacked=True), shards=2)
+    assert fp4rt_command("quantize", model, tmp_path / "mo") == 0
+    assert fp4rt_command("convert", tmp_path / "mo", tmp_path / "ct", "--to", "compressed-tensors") == 0
+    capsys.readouterr()
+    assert fp4rt_command("verify", tmp_path / "mo", tmp_path / "ct") == 0
+    assert re.fullmatch(r"\d+ identical\n", capsys.readouterr().out)
 
 
 def test_dequantize_takes_a_dtype(quantized, tmp_path):
