@@ -43,7 +43,7 @@ from fp4rt.backend import PrepackedViews
 from fp4rt.errors import LayoutError
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div, get_layout
-from fp4rt.tensor import check_bytes, check_matrix_shape, check_one_float, check_padded_n
+from fp4rt.tensor import check_bytes, check_matrix_shape, check_one_float, check_padded_n, check_parts
 
 if TYPE_CHECKING:
     from fp4rt.tensor import QuantizedTensor
@@ -101,6 +101,7 @@ class PrepackedWeight:
 
     __slots__ = (
         "__weakref__",
+        "_unchecked",
         "_views",
         "data",
         "global_scale",
@@ -118,6 +119,7 @@ class PrepackedWeight:
     layout: str
     padded_n: int
     version: int
+    _unchecked: bool  # as in QuantizedTensor
     _views: PrepackedViews | None  # what views() gave last
 
     def __init__(
@@ -150,10 +152,18 @@ class PrepackedWeight:
         self._keep(*parts)
         return self
 
+    @classmethod
+    def unchecked(cls, *parts: Any) -> PrepackedWeight:
+        """:meth:`trusted`, but looked at where it is used: for JAX, which puts anything into a pytree."""
+        self = cls.trusted(*parts)
+        _set(self, "_unchecked", True)
+        return self
+
     def _keep(self, *parts: Any) -> None:
         for name, part in zip(_PARTS, (*parts, PREPACKED_VERSION), strict=False):  # the last where no version is given
             _set(self, name, part)
         _set(self, "_views", None)
+        _set(self, "_unchecked", False)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"PrepackedWeight is frozen; prepack again instead of setting {name!r}")
@@ -169,7 +179,13 @@ class PrepackedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of tiles, records and global scale."""
+        """Bytes of tiles, records and global scale.
+
+        Raises:
+            ShapeError, DtypeError: the arrays are not those of such a weight, but of several, say.
+        """
+        if self._unchecked and self.version == PREPACKED_VERSION:
+            self.check_parts()
         k_groups, row_tiles, tile = tiles_shape(*self.shape)
         return k_groups * row_tiles * tile + int(self.restored.shape[0]) * RECORD_BYTES + 4
 
@@ -178,6 +194,7 @@ class PrepackedWeight:
 
         Raises:
             LayoutError: the weight is of another version.
+            ShapeError, DtypeError: the arrays are not those of such a weight, but of several, say.
         """
         known = self._views
         if known is not None and interop.unchanged(known[:2], stream):
@@ -190,8 +207,24 @@ class PrepackedWeight:
             get_layout(self.layout),
             self.padded_n,
         )
+        if self._unchecked:
+            self.check_parts((views.data, self.restored, views.global_scale))
         _set(self, "_views", views if interop.lasting(views[:2]) else None)
         return views
+
+    def check_parts(self, parts: tuple[Any, Any, Any] | None = None) -> None:
+        """Refuse arrays that are not those of one weight of this shape, of the version that this library reads.
+
+        Args:
+            parts: the weight's own arrays where None, of which tracers may take the place; or views of them.
+
+        Raises:
+            ShapeError, DtypeError: as said.
+        """
+        parts = parts or (self.data, self.restored, self.global_scale)
+        records = (*getattr(parts[1], "shape", ())[:1], RECORD_BYTES)  # as many as there are
+        wanted = (tiles_shape(*self.shape), "uint8"), (records, "uint8"), ((1,), "float32")
+        check_parts(self, zip(_PARTS[:3], parts, wanted, strict=True))
 
     @property
     def remembered_library(self) -> str | None:

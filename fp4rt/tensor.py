@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fp4rt import interop
@@ -22,6 +23,7 @@ __all__ = [
     "check_matrix_shape",
     "check_one_float",
     "check_padded_n",
+    "check_parts",
 ]
 
 # Bytes are reinterpreted, never converted: a float8 array is taken for its bytes.
@@ -45,6 +47,7 @@ class QuantizedTensor:
         "__weakref__",
         "_checked_out",
         "_memory",
+        "_unchecked",
         "_views",
         "data",
         "global_scale",
@@ -60,6 +63,7 @@ class QuantizedTensor:
     shape: tuple[int, int]
     layout: str
     padded_n: int
+    _unchecked: bool  # JAX has put it together: nobody has looked whether its arrays agree
     _memory: QuantizedViews | None  # of a pool, where no array has been asked for yet
     _views: QuantizedViews | None  # what views() gave last
     _checked_out: QuantizedViews | None  # the views that a call has found fit to be written to
@@ -106,6 +110,7 @@ class QuantizedTensor:
         _set(self, "_memory", None)
         _set(self, "_views", None)
         _set(self, "_checked_out", None)
+        _set(self, "_unchecked", False)
 
     @classmethod
     def trusted(
@@ -122,6 +127,14 @@ class QuantizedTensor:
         _set(self, "_memory", None)
         _set(self, "_views", None)
         _set(self, "_checked_out", None)
+        _set(self, "_unchecked", False)
+        return self
+
+    @classmethod
+    def unchecked(cls, *parts: Any) -> QuantizedTensor:
+        """:meth:`trusted`, but looked at where it is used: for JAX, which puts anything into a pytree."""
+        self = cls.trusted(*parts)
+        _set(self, "_unchecked", True)
         return self
 
     @classmethod
@@ -138,6 +151,7 @@ class QuantizedTensor:
         _set(self, "_memory", views)
         _set(self, "_views", None)
         _set(self, "_checked_out", None)
+        _set(self, "_unchecked", False)
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -172,13 +186,23 @@ class QuantizedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data, scales (padding included) and global scale."""
+        """Bytes of data, scales (padding included) and global scale.
+
+        Raises:
+            ShapeError, DtypeError: the arrays are not those of such a tensor, but of several, say.
+        """
+        if self._unchecked:
+            self.check_parts()
         m, _ = self.shape
         rows, row_bytes = data_shape(m, self.padded_n)
         return rows * row_bytes + get_layout(self.layout).nbytes(m, block_columns(self.padded_n)) + 4
 
     def views(self, stream: Any = None) -> QuantizedViews:
-        """The arrays as backends take them; the same object again as long as nothing about them has changed."""
+        """The arrays as backends take them; the same object again as long as nothing about them has changed.
+
+        Raises:
+            ShapeError, DtypeError: the arrays are not those of such a tensor, but of several, say.
+        """
         known = self._memory
         if known is not None and (stream is None or stream == interop.stream_handle(None, known.data)):
             return known
@@ -193,8 +217,25 @@ class QuantizedTensor:
             get_layout(self.layout),
             self.padded_n,
         )
+        if self._unchecked:
+            self.check_parts(views[:3])
         _set(self, "_views", views if interop.lasting(views[:3]) else None)
         return views
+
+    def check_parts(self, parts: tuple[Any, Any, Any] | None = None) -> None:
+        """Refuse arrays that are not those of one tensor of this shape.
+
+        Args:
+            parts: the tensor's own arrays where None, of which tracers may take the place; or views of them.
+
+        Raises:
+            ShapeError, DtypeError: as said.
+        """
+        parts = parts or (self.data, self.scales, self.global_scale)
+        m, padded_n = self.shape[0], self.padded_n
+        scales = get_layout(self.layout).shape(m, block_columns(padded_n))
+        wanted = (data_shape(m, padded_n), "uint8"), (scales, "uint8"), ((1,), "float32")
+        check_parts(self, zip(_ARRAYS, parts, wanted, strict=True))
 
     @property
     def remembered_library(self) -> str | None:
@@ -293,6 +334,24 @@ def check_bytes(owner: str, name: str, view: ArrayView, dtypes: tuple[str, ...],
             f"{owner} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
             "pass a contiguous copy"
         )
+
+
+def check_parts(owner: Any, arrays: Iterable[tuple[str, Any, tuple[tuple[int, ...], str]]]) -> None:
+    """Arrays, views or tracers of these very shapes and dtypes."""
+    for name, array, (shape, dtype) in arrays:
+        what = f"{type(owner).__name__} of shape {owner.shape} needs {name}"
+        if not (hasattr(array, "shape") and hasattr(array, "dtype")):
+            raise DtypeError(f"{what} as an array, got {type(array).__name__}")
+        found = tuple(array.shape)
+        if found != shape:
+            raise ShapeError(
+                f"{what} of shape {shape}, got {found}; several in one, as jax.vmap returns them, are taken by "
+                "jax.vmap again, or one at a time"
+            )
+        if str(array.dtype).removeprefix("torch.") != dtype:
+            raise DtypeError(f"{what} as {dtype}, got {array.dtype}; its bytes cannot be cast")
+        if not getattr(array, "contiguous", True):  # what only a view knows
+            raise ShapeError(f"{what} C-contiguous, got strides {tuple(array.strides)}; pass a contiguous copy")
 
 
 def check_one_float(owner: str, name: str, view: ArrayView) -> None:

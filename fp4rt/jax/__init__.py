@@ -62,12 +62,13 @@ def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
     """:func:`fp4rt.dequantize` for arrays and tracers: (m, n) in ``dtype``."""
     check_is_quantized("dequantize", "q", q)
     result = jax.ShapeDtypeStruct(q.shape, _check_dtype("dequantize", dtype))
-    return ffi.call("dequantize", result, *_parts(q), **_settings(q))
+    return ffi.call("dequantize", result, *_checked_parts(q), **_settings(q))
 
 
 def relayout(q: QuantizedTensor, layout: str) -> QuantizedTensor:
     """:func:`fp4rt.relayout` for arrays and tracers, as plain JAX operations."""
     check_is_quantized("relayout", "q", q)
+    q.check_parts()
     known, before = get_layout(layout), get_layout(q.layout)
     m, n = q.shape
     columns, valid = block_columns(q.padded_n), ceil_div(n, BLOCK)
@@ -118,7 +119,7 @@ def matmul(
         "alpha": alpha is not None,
         "bias": bias is not None,
     }
-    arguments = [*([a] if dense else _parts(a)), *_parts(b)]
+    arguments = [*([a] if dense else _checked_parts(a)), *_checked_parts(b)]
     if alpha is not None:
         arguments.append(_scalar("alpha", alpha))
     if bias is not None:
@@ -222,6 +223,12 @@ def _parts(q: QuantizedTensor | PrepackedWeight) -> tuple[Any, Any, Any]:
     return q.data, (q.restored if isinstance(q, PrepackedWeight) else q.scales), q.global_scale
 
 
+def _checked_parts(q: QuantizedTensor | PrepackedWeight) -> tuple[Any, Any, Any]:
+    """The arrays, which as those of a pytree may be any."""
+    q.check_parts()
+    return _parts(q)
+
+
 def _settings(q: QuantizedTensor | PrepackedWeight) -> dict[str, Any]:
     return {"n": q.shape[1], "layout": q.layout, "padded_n": q.padded_n}
 
@@ -231,7 +238,7 @@ def _flatten(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return _parts(q), (q.shape, q.layout, q.padded_n, *version)
 
 
-for _kind, _make in ((QuantizedTensor, QuantizedTensor.trusted), (PrepackedWeight, PrepackedWeight.trusted)):
+for _kind, _make in ((QuantizedTensor, QuantizedTensor.unchecked), (PrepackedWeight, PrepackedWeight.unchecked)):
     jax.tree_util.register_pytree_node(_kind, _flatten, lambda settings, parts, make=_make: make(*parts, *settings))
 for _name, _function in (
     ("quantize", _run_quantize),

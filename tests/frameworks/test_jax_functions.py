@@ -120,6 +120,49 @@ def test_vmap_runs_matrix_by_matrix(place: Any) -> None:
         assert same_bits(batched[index], fp4rt.quantize(np.asarray(x[index])).dequantize())
 
 
+def test_tensors_that_vmap_stacked_are_refused_but_by_vmap(place: Any) -> None:
+    """A pytree keeps the shape (5, 64) of one matrix, whatever is stacked in its arrays."""
+    x = place(np.stack([matrix(5, 64, seed=s) for s in range(3)]))
+    q, one = jax.vmap(fj.quantize)(x), fj.quantize(x[0])
+    assert "shape=(5, 64)" in repr(q)
+    on_host = jax.tree.map(np.asarray, q)
+    for call in (
+        q.dequantize,
+        lambda: q.relayout("linear"),
+        lambda: q.nbytes,
+        lambda: fp4rt.prepack(q),
+        lambda: fp4rt.matmul(one, q),
+        lambda: fp4rt.matmul(q, one),
+        lambda: fj.dequantize(q),
+        lambda: fj.relayout(q, "linear"),
+        lambda: jax.jit(fj.matmul)(one, q),
+        on_host.dequantize,
+        lambda: fp4rt.quantize(np.asarray(x[0]), out=on_host),
+    ):
+        with pytest.raises(ShapeError, match=r"needs data of shape \(5, 32\), got \(3, 5, 32\); .*jax\.vmap again"):
+            call()
+    assert same_bits(jax.vmap(fj.dequantize)(q)[2], fp4rt.quantize(np.asarray(x[2])).dequantize())
+    weights = [fj.prepack(fj.quantize(matrix)) for matrix in x]
+    stacked = jax.tree.map(lambda *parts: jnp.stack(parts), *weights)
+    for call in (lambda: stacked.nbytes, stacked.unpack, lambda: fp4rt.matmul(x[0], stacked)):
+        with pytest.raises(ShapeError, match=r"needs data of shape \(1, 1, 2304\), got \(3, 1, 1, 2304\)"):
+            call()
+    _, products = jax.lax.scan(lambda _, w: (None, fj.matmul(x[0], w)), None, stacked)
+    assert same_bits(products[1], fp4rt.matmul(x[0], weights[1]))
+
+
+def test_a_pytree_whose_arrays_were_exchanged_for_others_is_refused(place: Any) -> None:
+    q = fj.quantize(place(matrix(5, 64)))
+    cast = jax.tree.map(lambda part: part.astype(jnp.bfloat16), q)
+    for call in (cast.dequantize, lambda: fj.dequantize(cast), lambda: jax.jit(fj.matmul)(q, cast)):
+        with pytest.raises(DtypeError, match="needs data as uint8, got bfloat16"):
+            call()
+    with pytest.raises(ShapeError, match="needs data C-contiguous"):
+        jax.tree.map(np.asfortranarray, q).dequantize()
+    with pytest.raises(DtypeError, match="needs data as an array, got str"):
+        fj.dequantize(jax.tree.map(lambda _: "part", q))
+
+
 def test_an_empty_batch_has_empty_results(place: Any) -> None:
     q = jax.jit(fj.quantize)(place(matrix(0, 64)))
     assert (q.data.shape, q.scales.shape, float(q.global_scale[0])) == ((0, 32), (0, 4), 1.0)
