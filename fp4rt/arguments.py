@@ -23,6 +23,7 @@ from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor, check_matrix_shape
 
 __all__ = [
+    "ACTIVATION_DTYPES",
     "check_apart",
     "check_array_out",
     "check_bias",
@@ -33,10 +34,12 @@ __all__ = [
     "check_is_weight",
     "check_left",
     "check_matrix",
+    "check_positive",
     "check_quantized",
     "check_quantized_out",
     "check_right",
     "check_scalar",
+    "number_as_fp32",
 ]
 
 ACTIVATION_DTYPES = ("float16", "bfloat16")
@@ -85,11 +88,9 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
     """A number as fp32, or a view of a one-element fp32 array on the device of ``beside``."""
     if type(value) is float and value != 0:  # 0.0 and -0.0 would be remembered as one
         return _remembered_fp32(value)
-    if not hasattr(value, "__dlpack__") and isinstance(value, numbers.Real):  # the second question is the dearer one
-        try:
-            return _as_fp32(value)
-        except OverflowError:  # an integer beyond even fp64
-            return math.inf if cast(Any, value) > 0 else -math.inf
+    number = None if hasattr(value, "__dlpack__") else number_as_fp32(value)  # the second question is the dearer one
+    if number is not None:
+        return number
     view = interop.view(value, name, stream)
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
@@ -98,6 +99,16 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
     if view.device != beside.device:
         interop.same_device(beside, view)
     return view
+
+
+def number_as_fp32(value: Any) -> float | None:
+    """A real number of Python or NumPy as fp32; None where it is none."""
+    if not isinstance(value, numbers.Real):
+        return None
+    try:
+        return _as_fp32(value)
+    except OverflowError:  # an integer beyond even fp64
+        return math.inf if cast(Any, value) > 0 else -math.inf
 
 
 def _as_fp32(value: Any) -> float:
@@ -119,12 +130,17 @@ def check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any
         number = float(scale.bits().view(np.float32).reshape(()))
     else:
         return scale  # on the device: looking would synchronize
+    check_positive(function, number)
+    return scale
+
+
+def check_positive(function: str, number: float) -> None:
+    """Refuse a global scale that is none."""
     if not (math.isfinite(number) and number > 0):
         raise ScaleError(
             f"{function} needs global_scale finite and positive in fp32, got {number}; "
             "it is the encode scale 2688 / amax; None computes it"
         )
-    return scale
 
 
 def _check_out_view(

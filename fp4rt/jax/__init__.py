@@ -12,14 +12,21 @@ memory and stream, on the host and on CUDA devices alike. Importing the module r
 
 from __future__ import annotations
 
-import numbers
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fp4rt import api
-from fp4rt.arguments import check_is_no_weight, check_is_quantized, check_is_weight
+from fp4rt.arguments import (
+    ACTIVATION_DTYPES,
+    check_is_no_weight,
+    check_is_quantized,
+    check_is_weight,
+    check_positive,
+    number_as_fp32,
+)
 from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop import cuda_driver, view
@@ -44,6 +51,7 @@ def quantize(
 
     Raises:
         ShapeError, DtypeError, LayoutError: as :func:`fp4rt.quantize` does, while tracing.
+        ScaleError: a global scale that is known while tracing is not finite and positive; others fail as they run.
     """
     m, n = _check_matrix("quantize", x)
     known = get_layout(layout)
@@ -53,7 +61,7 @@ def quantize(
         jax.ShapeDtypeStruct(known.shape(m, block_columns(padded_n)), jnp.uint8),
         jax.ShapeDtypeStruct((1,), jnp.float32),
     ]
-    arguments = [x] if global_scale is None else [x, _scalar("global_scale", global_scale)]
+    arguments = [x] if global_scale is None else [x, _check_global_scale(global_scale)]
     data, scales, scale = ffi.call("quantize", results, *arguments, n=n, layout=known.name, padded_n=padded_n)
     return QuantizedTensor.trusted(data, scales, scale, (m, n), known.name, padded_n)
 
@@ -105,12 +113,12 @@ def matmul(
     if isinstance(b, PrepackedWeight):
         check_version(b)
     dense = not isinstance(a, QuantizedTensor)
-    m, k = _check_matrix("matmul", a, "a") if dense else a.shape
+    m, k = _check_matrix("matmul", a, "a", ACTIVATION_DTYPES) if dense else a.shape
     n, k_of_b = b.shape
     if k != k_of_b:
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
     if bias is not None:
-        _check_array("matmul", "bias", bias)
+        _check_array("matmul", "bias", bias, INPUT_DTYPES)
         if tuple(bias.shape) != (n,):
             raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
     settings = {
@@ -186,18 +194,17 @@ def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[
 # ---- checks and pytrees
 
 
-def _check_array(function: str, name: str, x: Any) -> None:
+def _check_array(function: str, name: str, x: Any, dtypes: tuple[str, ...]) -> None:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise DtypeError(f"{function} needs {name} as an array, got {type(x).__name__}")
-
-
-def _check_matrix(function: str, x: Any, name: str = "x") -> tuple[int, int]:
-    _check_array(function, name, x)
-    shape = check_matrix_shape(x.shape, f"{function} needs {name}")
     dtype = jnp.dtype(x.dtype).name
-    if dtype not in INPUT_DTYPES:
-        raise DtypeError(f"{function} needs {name} as {', '.join(INPUT_DTYPES)}, got {dtype}; cast it yourself")
-    return shape
+    if dtype not in dtypes:
+        raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {dtype}; cast it yourself")
+
+
+def _check_matrix(function: str, x: Any, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES) -> tuple[int, int]:
+    _check_array(function, name, x, dtypes)
+    return check_matrix_shape(x.shape, f"{function} needs {name}")
 
 
 def _check_dtype(function: str, dtype: Any) -> Any:
@@ -207,9 +214,18 @@ def _check_dtype(function: str, dtype: Any) -> Any:
     return jnp.dtype(dtype)
 
 
+def _check_global_scale(value: Any) -> Any:
+    scale = _scalar("global_scale", value)
+    number = value.item() if isinstance(value, np.ndarray) else number_as_fp32(value)
+    if number is not None:  # known while tracing
+        check_positive("quantize", number)
+    return scale
+
+
 def _scalar(name: str, value: Any) -> Any:
-    if isinstance(value, numbers.Real):
-        return jnp.full((1,), value, jnp.float32)
+    number = number_as_fp32(value)
+    if number is not None:
+        return jnp.full((1,), number, jnp.float32)
     if not hasattr(value, "dtype"):
         raise DtypeError(f"{name} must be a number or a float32 array, got {type(value).__name__}")
     if value.dtype != jnp.float32:

@@ -12,7 +12,7 @@ jnp = jax.numpy
 
 import fp4rt  # noqa: E402
 import fp4rt.jax as fj  # noqa: E402
-from fp4rt.errors import DtypeError, LayoutError, ShapeError  # noqa: E402
+from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 
 LAYOUTS = ["linear", "128x4", "8x4"]
 
@@ -184,6 +184,22 @@ def test_errors_come_while_tracing() -> None:
         fj.dequantize(q, jnp.int8)
     with pytest.raises(DtypeError, match=r"fp4rt\.jax"):
         jax.jit(lambda x: fp4rt.quantize(x))(jnp.ones((3, 64)))
+
+
+def test_dtypes_of_a_product_are_checked_while_tracing() -> None:
+    x, q = jnp.ones((3, 64), jnp.bfloat16), fj.quantize(jnp.ones((5, 64)))
+    for b in (q, fj.prepack(q)):
+        with pytest.raises(DtypeError, match="needs a as float16, bfloat16, got float32; cast it yourself"):
+            jax.eval_shape(fj.matmul, x.astype(jnp.float32), b)
+        with pytest.raises(DtypeError, match="needs bias as float16, bfloat16, float32, got int32"):
+            jax.eval_shape(lambda b: fj.matmul(x, b, bias=jnp.ones(5, jnp.int32)), b)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0, float("nan"), 1e39, 10**400, np.float32("inf"), np.zeros(1, np.float32)])
+def test_a_global_scale_known_while_tracing_must_be_finite_and_positive(scale: Any) -> None:
+    for function in (fj.quantize, jax.jit(lambda x, _: fj.quantize(x, scale))):
+        with pytest.raises(ScaleError, match="needs global_scale finite and positive"):
+            function(jnp.ones((3, 64)), scale if function is fj.quantize else None)
 
 
 def test_an_error_inside_the_program_reaches_the_caller() -> None:
