@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 from types import TracebackType
 
+from fp4rt.errors import DtypeError
 from fp4rt.pool.buffer import Buffer
 from fp4rt.pool.padded import FILLS, POISON_BYTE, Fill, PaddedPool
 from fp4rt.pool.stats import PoolStats
@@ -41,9 +42,17 @@ def current_pool() -> PaddedPool:
 
 
 class use_pool:
-    """``with use_pool(pool):`` every allocation inside comes from ``pool``. New threads start with the common pool."""
+    """``with use_pool(pool):`` every allocation inside comes from ``pool``. New threads start with the common pool.
+
+    Raises:
+        DtypeError: ``pool`` is no pool, but the name of a fill policy, say.
+    """
 
     def __init__(self, pool: PaddedPool) -> None:
+        if not isinstance(pool, PaddedPool):
+            named = isinstance(pool, str) and pool in FILLS
+            got, fill = (repr(pool), f"fill={pool!r}") if named else (type(pool).__name__, "")
+            raise DtypeError(f"use_pool needs a PaddedPool, got {got}; make one with fp4rt.PaddedPool({fill})")
         self.pool = pool
         self._tokens: list[Token[PaddedPool]] = []
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fp4rt.device import Device
-from fp4rt.errors import BackendUnavailable, DeviceError, LayoutError, OutOfMemoryError, ShapeError
+from fp4rt.errors import BackendUnavailable, DeviceError, DtypeError, LayoutError, OutOfMemoryError, ShapeError
 from fp4rt.pool import PaddedPool, PaddingTag, current_pool, data_tag, scale_tag, use_pool
 from fp4rt.pool.arena import size_class
 
@@ -184,6 +184,14 @@ def test_calls_allocate_from_the_innermost_pool_and_threads_from_the_common_one(
         assert current_pool() is outer
     assert current_pool() is common
     assert seen == [common]
+
+
+def test_use_pool_refuses_what_is_no_pool_at_once():
+    with pytest.raises(DtypeError, match=r"got 'zero'; make one with fp4rt\.PaddedPool\(fill='zero'\)"):
+        use_pool("zero")
+    for value in (None, PaddedPool, np.zeros(3)):
+        with pytest.raises(DtypeError, match="use_pool needs a PaddedPool, got"):
+            use_pool(value)
 
 
 def test_use_pool_ends_with_an_error_too():
