@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from fp4rt.errors import ShapeError
+from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
 from fp4rt.torch import ops
@@ -28,6 +28,9 @@ torch.serialization.add_safe_globals([QuantizedTensor, PrepackedWeight])
 __all__ = ["NVFP4Linear", "dequantize", "global_scale", "matmul", "ops", "quantize", "quantize_model", "relayout"]
 
 
+ONE_FLOAT = "a one-element float32 tensor, such as torch.tensor([1.0], device=x.device)"
+
+
 def quantize(
     x: torch.Tensor, global_scale: torch.Tensor | None = None, *, layout: str = "128x4", padded_n: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -38,7 +41,13 @@ def quantize(
         global_scale: the encode scale as a one-element fp32 tensor on x's device; None computes it.
         layout: "128x4", "linear" or "8x4".
         padded_n: columns in memory, a multiple of 16.
+
+    Raises:
+        DtypeError: x or ``global_scale`` is no tensor. Others as :func:`fp4rt.quantize` does.
     """
+    _check_tensor("quantize", "x", x)
+    if global_scale is not None:
+        _check_tensor("quantize", "global_scale", global_scale, ONE_FLOAT)
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ops.quantize(x, global_scale, layout, padded_n)
     return result
 
@@ -53,6 +62,8 @@ def dequantize(
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
     """(m, n) in ``dtype``; n is all columns in memory where None."""
+    _check_parts("dequantize", "q", (data, scales, global_scale))
+    _check_dtype("dequantize", "dtype", dtype)
     n = data.shape[1] * 2 if n is None else n
     result: torch.Tensor = ops.dequantize(data, scales, global_scale, n, layout, dtype)
     return result
@@ -62,6 +73,8 @@ def relayout(
     data: torch.Tensor, scales: torch.Tensor, to: str, *, n: int | None = None, layout: str = "128x4"
 ) -> torch.Tensor:
     """The scales in layout ``to``; data only says how many rows and columns there are."""
+    _check_tensor("relayout", "data", data)
+    _check_tensor("relayout", "scales", scales)
     n = data.shape[1] * 2 if n is None else n
     result: torch.Tensor = ops.relayout(data, scales, n, layout, to)
     return result
@@ -69,6 +82,7 @@ def relayout(
 
 def global_scale(x: torch.Tensor) -> torch.Tensor:
     """fp32 (1,): 2688 / amax over the finite values of x (m, n)."""
+    _check_tensor("global_scale", "x", x)
     result: torch.Tensor = ops.global_scale(x)
     return result
 
@@ -96,7 +110,15 @@ def matmul(
 
     Raises:
         ShapeError: the two have different numbers of columns in memory, and ``k`` does not say how many count.
+        DtypeError: a or b are no three tensors, ``alpha`` or ``bias`` no tensor.
     """
+    _check_parts("matmul", "a", a)
+    _check_parts("matmul", "b", b)
+    if alpha is not None:
+        _check_tensor("matmul", "alpha", alpha, ONE_FLOAT)
+    if bias is not None:
+        _check_tensor("matmul", "bias", bias)
+    _check_dtype("matmul", "out_dtype", out_dtype)
     columns, columns_of_b = a[0].shape[1] * 2, b[0].shape[1] * 2
     if k is None and columns != columns_of_b:
         raise ShapeError(
@@ -106,3 +128,28 @@ def matmul(
     arguments: Any = (*a, layouts[0], *b, layouts[1], columns if k is None else k, out_dtype, alpha, bias)
     result: torch.Tensor = ops.matmul(*arguments)
     return result
+
+
+def _check_tensor(function: str, name: str, value: Any, wanted: str = "a torch.Tensor") -> None:
+    """Refuse what the operators' schemas would, in one line; what stands for a tensor is none of our business."""
+    if not (isinstance(value, torch.Tensor) or hasattr(value, "__torch_function__")):
+        raise DtypeError(f"{function} needs {name} as {wanted}, got {type(value).__name__}")
+
+
+def _check_parts(function: str, name: str, q: Any) -> None:
+    if isinstance(q, (tuple, list)) and len(q) == 3:
+        for part, value in zip(("data", "scales", "global_scale"), q, strict=True):
+            _check_tensor(function, f"{name}'s {part}", value)
+        return
+    if isinstance(q, (tuple, list)):
+        got = f"{len(q)} of them"
+    elif isinstance(q, QuantizedTensor):
+        got = "a QuantizedTensor; pass (q.data, q.scales, q.global_scale), or use fp4rt.matmul outside torch.compile"
+    else:
+        got = f"{type(q).__name__}; quantize a tensor with fp4rt.torch.quantize"
+    raise DtypeError(f"{function} needs {name} as three tensors (data, scales, global_scale), got {got}")
+
+
+def _check_dtype(function: str, name: str, dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise DtypeError(f"{function} needs {name} as a torch.dtype, such as torch.bfloat16, got {dtype!r}")

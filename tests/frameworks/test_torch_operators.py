@@ -90,6 +90,33 @@ def test_errors_are_those_of_the_functions(device: str) -> None:
         ft.dequantize(data, scales, scale, layout="linear")
 
 
+def test_what_is_no_tensor_is_refused_in_one_line(device: str) -> None:
+    x, q = matrix(3, 64, device), fp4rt.quantize(matrix(3, 64, device))
+    a = ft.quantize(x)
+    for call, message in (
+        (lambda: ft.quantize(x.cpu().numpy()), "quantize needs x as a torch.Tensor, got ndarray"),
+        (lambda: ft.quantize(x, 3.0), "quantize needs global_scale as a one-element float32 tensor, .* got float"),
+        (lambda: ft.global_scale([1.0]), "global_scale needs x as a torch.Tensor, got list"),
+        (lambda: ft.relayout(*a[:1], None, "linear"), "relayout needs scales as a torch.Tensor, got NoneType"),
+        (lambda: ft.dequantize(*a[:2], 3.0), "dequantize needs q's global_scale as a torch.Tensor, got float"),
+        (lambda: ft.dequantize(*a, dtype="float16"), "dequantize needs dtype as a torch.dtype, .* got 'float16'"),
+        (lambda: ft.matmul(x, a), "matmul needs a as three tensors .* got Tensor; quantize a tensor with"),
+        (lambda: ft.matmul(a, q), r"needs b as three tensors .*QuantizedTensor; pass \(q\.data, q\.scales, q\.global"),
+        (lambda: ft.matmul(a, a[:2]), "needs b as three tensors .* got 2 of them"),
+        (lambda: ft.matmul(a, a, alpha=2.0), "matmul needs alpha as a one-element float32 tensor, .* got float"),
+        (lambda: ft.matmul(a, a, bias=[0.0]), "matmul needs bias as a torch.Tensor, got list"),
+    ):
+        with pytest.raises(DtypeError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_symbolic_trace_takes_what_stands_for_a_tensor(device: str) -> None:
+    x = matrix(3, 64, device)
+    traced = torch.fx.symbolic_trace(lambda x: ft.quantize(x)[0])
+    assert torch.equal(traced(x), ft.quantize(x)[0])
+
+
 def test_a_backward_pass_through_an_operator_says_that_there_is_none(device: str) -> None:
     x = torch.nn.Linear(64, 64).to(device)(matrix(3, 64, device, torch.float32))
     data, scales, scale = ft.quantize(x)
