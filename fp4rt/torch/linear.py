@@ -10,7 +10,7 @@ import torch
 
 from fp4rt import api
 from fp4rt.arguments import check_is_weight
-from fp4rt.errors import ShapeError
+from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import block_columns, round_up
 from fp4rt.prepacked import PrepackedWeight
@@ -22,6 +22,7 @@ __all__ = ["MODES", "Mode", "NVFP4Linear", "encode_scale"]
 Mode = Literal["w4a16", "w4a4"]
 MODES = ("w4a16", "w4a4")
 STORED_LAYOUT = "linear"  # of the scales in the state dict, as compressed-tensors has them
+HALVES = (torch.float16, torch.bfloat16)
 _TILES = ("prepacked_data", "prepacked_restored")
 
 
@@ -204,19 +205,23 @@ class NVFP4Linear(torch.nn.Module):
         """(..., out_features) in x's dtype.
 
         Args:
-            x: (..., in_features), float16 or bfloat16; float32 too with mode "w4a4".
+            x: (..., in_features), float16 or bfloat16; float32 too with mode "w4a4", and under ``torch.autocast``,
+                which then says the product's dtype, as for ``nn.Linear``.
 
         Raises:
             ShapeError, DtypeError, DeviceError: x does not fit the weight.
         """
         if x.shape[-1] != self.in_features:
             raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
+        quantize_input = self.mode == "w4a4"
+        if not quantize_input and x.dtype not in HALVES:
+            x = self._as_halves(x)
         flat = x.dim() == 2
         rows = x if flat else x.reshape(-1, self.in_features)
         buffers = self._buffers  # ``self.name`` costs more than the product's checks
         if buffers["prepacked_data"] is None and x.is_cuda and not _recording():
             self.prepack()
-        bias, quantize_input = self.bias, self.mode == "w4a4"
+        bias = self.bias
         if buffers["prepacked_data"] is not None:
             if not torch.compiler.is_compiling():
                 self._tiles()  # held here, the operator finds it
@@ -244,6 +249,17 @@ class NVFP4Linear(torch.nn.Module):
                 buffers["input_global_scale"],
             )
         return y if flat else y.reshape(*x.shape[:-1], self.out_features)
+
+    def _as_halves(self, x: torch.Tensor) -> torch.Tensor:
+        """x in 16 bits where autocast asks for it."""
+        device = x.device.type
+        if x.dtype is torch.float32 and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+            return x.to(torch.get_autocast_dtype(device))
+        got = str(x.dtype).removeprefix("torch.")
+        raise DtypeError(
+            f"NVFP4Linear({self.extra_repr()}) needs x as float16, bfloat16, got {got}; "
+            "call .bfloat16() on the model and on its input, run it under torch.autocast, or take mode='w4a4'"
+        )
 
     def extra_repr(self) -> str:
         """Sizes, bias, mode: the inside of the printed module."""

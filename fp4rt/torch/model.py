@@ -33,7 +33,8 @@ def quantize_model(
 
     Args:
         model: any module; a layer that is used twice is replaced by one layer in both places. Products take fp16 and
-            bf16 activations: call ``.bfloat16()`` or ``.half()`` on a model of fp32 layers first.
+            bf16 activations: call ``.bfloat16()`` or ``.half()`` on a model of fp32 layers and on its inputs, or run it
+            under ``torch.autocast``; a forward pass with fp32 ones raises DtypeError, unless the mode is "w4a4".
         include: which layers, by dotted name: a shell pattern or several ("*.mlp.*"), or a function of (name, layer);
             None means all.
         exclude: which of these not, in the same form ("lm_head").

@@ -290,6 +290,23 @@ def test_wrong_inputs_and_weights_are_named() -> None:
         NVFP4Linear(64, 48, input_global_scale=True)
 
 
+def test_fp32_activations_are_refused_with_the_remedy_or_cast_as_autocast_asks(device: str) -> None:
+    model = torch.nn.Sequential(linear(64, 48, device, torch.float32), torch.nn.ReLU()).eval()
+    quantize_model(model)
+    x = batch(3, 64, device=device, dtype=torch.float32)
+    with pytest.raises(DtypeError, match=r"NVFP4Linear\(in_features=64, .* got float32; call \.bfloat16\(\) on"):
+        model(x)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast(device, dtype), torch.no_grad():
+            y = model(x)
+            assert torch.equal(compiled(x), y)
+        assert y.dtype == dtype
+        assert torch.equal(y, model(x.to(dtype)))  # what the message says: the model's input in 16 bits
+    with torch.autocast(device), pytest.raises(DtypeError, match="got float64"):
+        model(x.double())
+
+
 def test_a_checkpoints_weight_in_any_layout_can_be_set(device: str) -> None:
     source = linear(64, 48, device)
     layer = NVFP4Linear.from_linear(source)
