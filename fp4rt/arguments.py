@@ -72,10 +72,10 @@ def check_dtype(function: str, name: str, dtype: Any) -> str:
 def check_is_quantized(function: str, name: str, q: Any) -> None:
     """Refuse what is no QuantizedTensor."""
     if not isinstance(q, QuantizedTensor):
-        raise DtypeError(
-            f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; "
-            "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
-        )
+        remedy = "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
+        if isinstance(q, PrepackedWeight):
+            remedy = ".unpack() gives back the one that it was made from"
+        raise DtypeError(f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; {remedy}")
 
 
 def check_quantized(function: str, name: str, q: Any, stream: Any) -> QuantizedViews:

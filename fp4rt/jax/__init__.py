@@ -137,7 +137,17 @@ def matmul(
 
 
 def prepack(b: QuantizedTensor) -> PrepackedWeight:
-    """:func:`fp4rt.prepack`; not under ``jit``: how many blocks it keeps aside depends on their values."""
+    """:func:`fp4rt.prepack`; not under ``jit``: how many blocks it keeps aside depends on their values.
+
+    Raises:
+        DtypeError: b is no QuantizedTensor, or is being traced.
+    """
+    check_is_quantized("prepack", "b", b)
+    if any(isinstance(part, jax.core.Tracer) for part in _checked_parts(b)):
+        raise DtypeError(
+            "prepack needs b with values, got one that JAX is tracing: how many blocks it keeps aside depends on them; "
+            "prepack outside jit and pass the result in"
+        )
     return api.prepack(b)
 
 

@@ -143,6 +143,16 @@ def test_a_prepacked_weight_in_the_place_of_the_activations_looks_swapped() -> N
             function(fp4rt.prepack(q), q)
 
 
+def test_a_prepacked_weight_in_the_place_of_a_quantized_tensor_is_told_to_unpack() -> None:
+    weight: Any = fp4rt.prepack(W)
+    for call in (
+        lambda: fp4rt.dequantize(weight),
+        lambda: fp4rt.relayout(weight, "linear"),
+        lambda: fp4rt.prepack(weight),
+    ):
+        assert "got PrepackedWeight; .unpack() gives back" in message(DtypeError, call)
+
+
 def test_products_whose_k_differ() -> None:
     text = message(ShapeError, lambda: fp4rt.matmul(np.ones((3, 32), np.float16), W))
     assert "k = 32" in text

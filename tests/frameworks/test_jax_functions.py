@@ -105,6 +105,13 @@ def test_a_prepacked_weight_goes_into_jit(place: Any) -> None:
     assert same_bits(jax.jit(fj.matmul)(x, prepacked), fp4rt.matmul(x, prepacked))
 
 
+def test_prepacking_is_done_outside_jit(place: Any) -> None:
+    w = fj.quantize(place(matrix(24, 64)))
+    for call in (lambda: jax.jit(fj.prepack)(w), lambda: jax.eval_shape(fj.prepack, w)):
+        with pytest.raises(DtypeError, match="prepack outside jit and pass the result in"):
+            call()
+
+
 def test_quantized_tensors_are_pytrees(place: Any) -> None:
     q = fj.quantize(place(matrix(5, 64)), padded_n=96, layout="8x4")
     leaves, tree = jax.tree_util.tree_flatten(q)
