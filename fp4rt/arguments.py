@@ -91,7 +91,13 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
     number = None if hasattr(value, "__dlpack__") else number_as_fp32(value)  # the second question is the dearer one
     if number is not None:
         return number
-    view = interop.view(value, name, stream)
+    try:
+        view = interop.view(value, name, stream)
+    except DtypeError:
+        if interop.is_array(value):
+            raise
+        got = type(value).__name__
+        raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {got}") from None
     if view.dtype != "float32":
         raise DtypeError(f"{function} needs {name} as a number or a float32 array, got {view.dtype}")
     if view.shape != (1,) and math.prod(view.shape) != 1:
@@ -102,8 +108,8 @@ def check_scalar(function: str, name: str, value: Any, beside: ArrayView, stream
 
 
 def number_as_fp32(value: Any) -> float | None:
-    """A real number of Python or NumPy as fp32; None where it is none."""
-    if not isinstance(value, numbers.Real):
+    """A real number of Python or NumPy as fp32; None where it is none: a truth value is no scale."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return None
     try:
         return _as_fp32(value)

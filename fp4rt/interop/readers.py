@@ -22,7 +22,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import cuda_array_interface, dlpack, streams
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["view"]
+__all__ = ["is_array", "lasting", "unchanged", "view"]
 
 
 def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
@@ -191,6 +191,11 @@ def _find_reader(kind: Any) -> Reader | None:
 
 def _scalar_reader(x: np.generic, name: str, stream: Any) -> ArrayView:
     return _numpy_reader(np.asarray(x), name, stream)
+
+
+def is_array(x: Any) -> bool:
+    """Whether :func:`view` has a reader for ``x``, which may refuse it."""
+    return type(x) in _readers or _find_reader(type(x)) is not None or hasattr(x, "__cuda_array_interface__")
 
 
 def view(x: Any, name: str = "x", stream: Any = None) -> ArrayView:

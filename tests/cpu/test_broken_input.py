@@ -106,6 +106,28 @@ def test_a_global_scale_of_another_kind() -> None:
     message(ShapeError, lambda: fp4rt.quantize(X, np.ones(0, np.float32)))
 
 
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        ("a", "str"),
+        (1j, "complex"),
+        ([1.0], "list"),
+        (True, "bool"),
+        (np.True_, "bool"),
+        (np.ones(1, np.complex64), "complex64"),
+    ],
+)
+def test_what_is_neither_a_number_nor_an_array_is_no_scale(value: Any, got: str) -> None:
+    wanted = "as a number or a float32 array, got " + got
+    assert f"quantize needs global_scale {wanted}" in message(DtypeError, lambda: fp4rt.quantize(X, value))
+    assert f"matmul needs alpha {wanted}" in message(DtypeError, lambda: fp4rt.matmul(X, W, alpha=value))
+
+
+def test_a_scale_that_cannot_be_read_says_why() -> None:
+    masked = np.ma.MaskedArray([1.0])
+    assert "masked array" in message(DtypeError, lambda: fp4rt.quantize(X, masked))
+
+
 @pytest.mark.parametrize("dtype", ["float64", "int8", np.float64, "float8_e4m3fn", "FLOAT16", 3, None])
 def test_output_dtypes_that_do_not_exist(dtype: Any) -> None:
     for call in (lambda: fp4rt.dequantize(Q, dtype), lambda: fp4rt.matmul(Q, W, out_dtype=dtype)):

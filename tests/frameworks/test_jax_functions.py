@@ -237,6 +237,8 @@ def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:
         fj.matmul(x, q, bias=[1.0])
     with pytest.raises(DtypeError, match="alpha must be a number or a float32 array, got str"):
         fj.matmul(x, q, alpha="x")
+    with pytest.raises(DtypeError, match="global_scale must be a number or a float32 array, got bool"):
+        fj.quantize(x, True)
     with pytest.raises(DtypeError, match="needs x as an array, got list"):
         fj.quantize([1.0])
     parts = (prepacked.data, prepacked.restored, prepacked.global_scale, q.shape, q.layout, q.padded_n)
