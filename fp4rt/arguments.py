@@ -47,13 +47,13 @@ DTYPE_SPELLINGS = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp
 
 
 def check_matrix(
-    function: str, view: ArrayView, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES
+    function: str, view: ArrayView, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES, columns: str = "n"
 ) -> tuple[int, int]:
-    """(m, n) of a two-dimensional array of one of ``dtypes``."""
+    """(m, n) of a two-dimensional array of one of ``dtypes``; errors call n ``columns``."""
     shape = view.shape
     if len(shape) == 2 and shape[1] > 0 and view.dtype in dtypes:  # the errors take longer to write than to rule out
         return shape[0], shape[1]
-    shape = check_matrix_shape(shape, f"{function} needs {name}")
+    shape = check_matrix_shape(shape, f"{function} needs {name}", columns)
     if view.dtype not in dtypes:
         raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {view.dtype}; cast it yourself")
     return shape
@@ -252,7 +252,7 @@ def check_left(a: Any, stream: Any) -> tuple[QuantizedViews | ArrayView, int, in
         return a.views(stream), *a.shape
     check_is_no_weight(a)
     view = interop.view(a, "a", stream)
-    return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES)
+    return view, *check_matrix("matmul", view, "a", ACTIVATION_DTYPES, "k")
 
 
 def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[QuantizedViews | PrepackedViews, int]:

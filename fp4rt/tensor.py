@@ -269,8 +269,8 @@ _ARRAYS = ("data", "scales", "global_scale")
 _making = threading.RLock()  # reentrant: a collector may run Python that asks for another tensor's arrays
 
 
-def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:
-    """(m, n) as integers; ``what`` opens the error, e.g. "quantize needs x".
+def check_matrix_shape(shape: Any, what: str, columns: str = "n") -> tuple[int, int]:
+    """(m, n) as integers; ``what`` opens the error, e.g. "quantize needs x"; ``columns`` is what n is called there.
 
     Raises:
         ShapeError: not two extents, m negative, or no columns.
@@ -279,18 +279,20 @@ def check_matrix_shape(shape: Any, what: str) -> tuple[int, int]:
     try:
         shape = tuple(shape)
     except TypeError:
-        raise DtypeError(f"{what} as (m, n), got {shape!r}") from None
+        raise DtypeError(f"{what} as (m, {columns}), got {shape!r}") from None
     if len(shape) != 2:
-        raise ShapeError(f"{what} with 2 dimensions (m, n), got shape {shape}; reshape it to two dimensions")
+        raise ShapeError(f"{what} with 2 dimensions (m, {columns}), got shape {shape}; reshape it to two dimensions")
     try:
         m, n = int(shape[0]), int(shape[1])
         whole = (m, n) == shape
     except (TypeError, ValueError, OverflowError):
         whole = False
     if not whole:
-        raise DtypeError(f"{what} with integers (m, n), got shape {shape}")
+        raise DtypeError(f"{what} with integers (m, {columns}), got shape {shape}")
     if m < 0 or n <= 0:
-        raise ShapeError(f"{what} with m >= 0 rows and n >= 1 columns, got shape {shape}; there is nothing to scale")
+        raise ShapeError(
+            f"{what} with m >= 0 rows and {columns} >= 1 columns, got shape {shape}; there is nothing to scale"
+        )
     return m, n
 
 

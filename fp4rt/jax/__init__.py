@@ -113,7 +113,7 @@ def matmul(
     if isinstance(b, PrepackedWeight):
         check_version(b)
     dense = not isinstance(a, QuantizedTensor)
-    m, k = _check_matrix("matmul", a, "a", ACTIVATION_DTYPES) if dense else a.shape
+    m, k = _check_matrix("matmul", a, "a", ACTIVATION_DTYPES, "k") if dense else a.shape
     n, k_of_b = b.shape
     if k != k_of_b:
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
@@ -212,9 +212,11 @@ def _check_array(function: str, name: str, x: Any, dtypes: tuple[str, ...]) -> N
         raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {dtype}; cast it yourself")
 
 
-def _check_matrix(function: str, x: Any, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES) -> tuple[int, int]:
+def _check_matrix(
+    function: str, x: Any, name: str = "x", dtypes: tuple[str, ...] = INPUT_DTYPES, columns: str = "n"
+) -> tuple[int, int]:
     _check_array(function, name, x, dtypes)
-    return check_matrix_shape(x.shape, f"{function} needs {name}")
+    return check_matrix_shape(x.shape, f"{function} needs {name}", columns)
 
 
 def _check_dtype(function: str, dtype: Any) -> Any:

@@ -42,6 +42,12 @@ def test_arrays_that_are_not_matrices(shape: tuple[int, ...]) -> None:
         assert f"got shape {shape}" in message(ShapeError, call)
 
 
+@pytest.mark.parametrize("shape", [(48,), (2, 3, 48), (3, 0)])
+def test_the_columns_of_a_products_left_side_are_called_k(shape: tuple[int, ...]) -> None:
+    text = message(ShapeError, lambda: fp4rt.matmul(np.ones(shape, np.float16), W))
+    assert ("k >= 1 columns" if 0 in shape else "2 dimensions (m, k)") in text
+
+
 @pytest.mark.parametrize("m", [0, 3])
 def test_no_columns_is_an_error(m: int) -> None:
     x = np.ones((m, 0), np.float16)

@@ -185,6 +185,8 @@ def test_errors_come_while_tracing() -> None:
     q = fj.quantize(jnp.ones((3, 64)))
     with pytest.raises(ShapeError, match="k = 32 and k = 64"):
         fj.matmul(jnp.ones((3, 32), jnp.float16), q)
+    with pytest.raises(ShapeError, match=r"needs a with 2 dimensions \(m, k\)"):
+        fj.matmul(jnp.ones((1, 3, 64), jnp.float16), q)
     with pytest.raises(ShapeError, match=r"bias of shape \(3,\)"):
         fj.matmul(q, q, bias=jnp.ones(4))
     with pytest.raises(DtypeError, match="got int8"):
