@@ -5,7 +5,13 @@ handed to a backend, and what it must do, is the contract in ``fp4rt.backend``.
 
 Clipping. With a global scale that is too large for the tensor, blocks whose maximum exceeds 2688 / global_scale
 saturate (scale byte 0x7E, codes +-6) without an error, as the hardware does. ``quantization_error(x, q)`` counts these
-blocks, and reports the error they cause; the automatic global scale never clips a finite value.
+blocks, and reports the error they cause; the automatic global scale never clips a finite value of a tensor whose amax
+is at least 4.05e-33.
+
+Below that the order of the arithmetic has a limit: the factor 1 / (scale * (1 / global_scale)) of a block with the
+smallest scale, 2^-9, exceeds fp32 where the global scale reaches 2^119 = 6.65e35 (or, by rounding, three units in the
+last place less), that is where amax falls to 2688 / 2^119 = 4.0445e-33. All elements of such a block but zeros get
+code +-6; blocks with larger scales follow as amax shrinks.
 """
 
 from __future__ import annotations
@@ -62,6 +68,9 @@ def quantize(
     stream: Any = None,
 ) -> QuantizedTensor:
     """Quantize a matrix to NVFP4, following the steps of ``fp4rt.format`` to the bit.
+
+    Multiply a tensor whose amax is below 4.05e-33, or whose ``global_scale`` is above 6.6e35, by a power of two first:
+    the factor of a block may there exceed fp32, and all of its elements then saturate (see the module).
 
     Args:
         x: (m, n) float16, bfloat16 or float32, any strides, read-only or not; never modified.

@@ -13,7 +13,7 @@ from fp4rt.cpu.decode import Products
 from fp4rt.cpu.kernels.error import CLIPPED, COUNTERS, FLUSHED, LARGEST, NOISE, NONFINITE, POWERS, SIGNAL, error_rows
 from fp4rt.cpu.memory import flat_bytes, matrix, offsets, scalar
 from fp4rt.cpu.threads import map_rows
-from fp4rt.format import AMAX_TARGET, BLOCK, E4M3_NAN_BYTE
+from fp4rt.format import AMAX_TARGET, BLOCK, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div
 
 if TYPE_CHECKING:
@@ -28,16 +28,17 @@ FP32_ROUNDING = 2.0**-22
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """What quantization cost. Sums are over the finite elements.
+    """What quantization cost. Sums are over the elements that are finite in x and not NaN in its quantized form.
 
     Attributes:
         elements: elements of x.
         nonfinite_elements: those that are infinite or NaN.
         blocks: blocks of 16 columns, a partial last one included.
-        clipped_blocks: blocks whose maximum exceeds 2688 / global_scale: their largest elements saturated.
+        clipped_blocks: blocks whose maximum exceeds 2688 / global_scale: their largest elements saturated; and those
+            whose factor 1 / (scale * (1 / global_scale)) is beyond fp32: all elements but zeros saturated.
         zero_blocks: blocks with scale 0; all of their codes are 0.
         flushed_blocks: those of them whose elements were not all zero: too small for the global scale.
-        nan_blocks: blocks with a NaN.
+        nan_blocks: blocks with a NaN, none of whose elements is in the sums.
         signal_power: sum of x squared.
         noise_power: sum of the squared errors.
         max_abs_error: the largest error.
@@ -72,7 +73,7 @@ def quantization_error(x: ArrayView, q: QuantizedViews) -> QuantizationError:
     source = matrix(x)
     global_scale = scalar(q.global_scale)
     products = Products(global_scale, "float32").bits.view(np.float32)
-    clip_limit = AMAX_TARGET / float(global_scale) * (1 + FP32_ROUNDING)
+    clip_limits = _clip_limits(global_scale)
     powers = np.empty((m, POWERS), np.float64)
     data, scales = flat_bytes(q.data), flat_bytes(q.scales)
     row_bytes = q.data.shape[1]
@@ -81,7 +82,7 @@ def quantization_error(x: ArrayView, q: QuantizedViews) -> QuantizationError:
         rows, columns = offsets(q.layout, q.columns, first, end)
         counts = np.zeros(COUNTERS, np.int64)
         error_rows(
-            *source, n, products, data, row_bytes, scales, rows, columns, clip_limit, first, powers, counts
+            *source, n, products, data, row_bytes, scales, rows, columns, clip_limits, first, powers, counts
         )  # fmt: skip
         return counts
 
@@ -100,3 +101,13 @@ def quantization_error(x: ArrayView, q: QuantizedViews) -> QuantizationError:
         max_abs_error=float(powers[:, LARGEST].max(initial=0.0)),
         scale_counts=scale_counts,
     )
+
+
+def _clip_limits(global_scale: np.float32) -> np.ndarray:
+    """float64 (256,), by scale byte: the largest maximum of a block that does not clip."""
+    limits = np.full(256, AMAX_TARGET / float(global_scale) * (1 + FP32_ROUNDING))
+    scales = np.abs(E4M3.values)
+    with np.errstate(divide="ignore", over="ignore", under="ignore"):
+        factors = np.float32(1) / (scales * (np.float32(1) / global_scale))  # step 4 of fp4rt.format
+    limits[(scales > 0) & np.isinf(factors)] = 0
+    return limits

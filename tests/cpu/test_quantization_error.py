@@ -58,6 +58,36 @@ def test_infinite_elements_do_not_enter_the_sums() -> None:
     assert report.sqnr_db == math.inf
 
 
+def test_blocks_with_a_nan_do_not_enter_the_sums() -> None:
+    x = np.random.default_rng(4).standard_normal((3, 64)).astype(np.float32)
+    x[1, 20] = np.nan
+    report = fp4rt.quantization_error(x, fp4rt.quantize(x))
+    errors = x.astype(np.float64) - fp4rt.quantize(x).dequantize()
+    kept = ~np.isnan(errors)
+    assert kept.sum() == x.size - 16
+    assert (report.nan_blocks, report.nonfinite_elements) == (1, 1)
+    assert report.signal_power == pytest.approx((x[kept].astype(np.float64) ** 2).sum(), rel=1e-12)
+    assert report.noise_power == pytest.approx((errors[kept] ** 2).sum(), rel=1e-12)
+    assert report.max_abs_error == np.abs(errors[kept]).max()
+    finite = np.nan_to_num(x)
+    other = fp4rt.quantization_error(finite, fp4rt.quantize(x))  # the NaN is in q alone
+    assert (other.noise_power, other.nonfinite_elements) == (report.noise_power, 0)
+
+
+@pytest.mark.parametrize(("amax", "saturates"), [(4.05e-33, False), (4.04e-33, True), (1e-38, True)])
+def test_blocks_whose_factor_is_beyond_fp32_count_as_clipped(amax: float, saturates: bool) -> None:
+    """The factor of the smallest scale, 2^-9, is finite up to a global scale of 2^119: 2688 / 2^119 = 4.0445e-33."""
+    x = np.zeros((1, 48), np.float32)
+    x[0, 0] = amax
+    x[0, 16] = amax / 448 / 512  # six times the value of scale 2^-9, code 6
+    x[0, 17] = x[0, 16] / 3  # code 2
+    q = fp4rt.quantize(x, layout="linear")
+    if amax > 4e-33:
+        assert q.scales.tolist() == [[0x7E, 0x01, 0]]
+        assert q.data[0, 8] == (0x77 if saturates else 0x47)
+    assert fp4rt.quantization_error(x, q).clipped_blocks == saturates
+
+
 def test_a_tensor_of_zeros_has_no_error() -> None:
     x = np.zeros((3, 48), np.float16)
     report = fp4rt.quantization_error(x, fp4rt.quantize(x))

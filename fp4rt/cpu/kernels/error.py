@@ -1,7 +1,7 @@
 """What quantization cost, row by row: signal and noise power, largest error, and what happened to each block.
 
-Reads x and its quantized form together, so nothing is kept but a few numbers a row. Elements that are not finite
-count in no sum: there is no error to speak of.
+Reads x and its quantized form together, so nothing is kept but a few numbers a row. Elements that are not finite in x,
+or NaN in its quantized form, count in no sum: there is no error to speak of.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ SIGNAL, NOISE, LARGEST, POWERS = 0, 1, 2, 3
 CLIPPED, FLUSHED, NONFINITE, COUNTERS = 256, 257, 258, 259
 
 u32 = np.uint32
-LIMIT = numba.float64
+LIMITS = numba.float64[::1]
 POWER_ROWS = numba.float64[:, ::1]
 COUNTS = numba.int64[::1]
 
 
 @device_function
-def drop_nonfinite(values, products):
-    """Makes elements that are infinite or NaN errorless zeros; returns how many there were."""
+def drop_uncountable(values, products):
+    """Makes errorless zeros of elements that are infinite or NaN, whose number it returns, and of NaN products."""
     bits = values.view(np.uint32)
     dropped = 0
     for c in range(values.size):
         if u32(bits[c] & MAGNITUDE_MASK) >= INFINITY_BITS:
             values[c] = products[c] = 0
             dropped += 1
+        elif np.isnan(products[c]):
+            values[c] = products[c] = 0
     return dropped
 
 
@@ -67,7 +69,7 @@ def _error_rows(
     scales,
     row_offsets,
     column_offsets,
-    clip_limit,
+    clip_limits,
     first_row,
     powers,
     counts,
@@ -89,17 +91,20 @@ def _error_rows(
             byte = scales[row_offsets[i] + column_offsets[block]]
             counts[byte] += 1
             counts[FLUSHED] += byte == 0 and largest > 0
-            counts[CLIPPED] += largest <= INFINITY_BITS and np.float64(float_of(largest)) > clip_limit
+            counts[CLIPPED] += largest <= INFINITY_BITS and np.float64(float_of(largest)) > clip_limits[byte]
             highest = max(highest, largest)
         if highest >= INFINITY_BITS:
-            counts[NONFINITE] += drop_nonfinite(values[:n], decoded[:n])
+            counts[NONFINITE] += drop_uncountable(values[:n], decoded[:n])
         add_row(values, decoded, lanes, powers[row])
+        if np.isnan(powers[row, NOISE]):
+            drop_uncountable(values[:n], decoded[:n])
+            add_row(values, decoded, lanes, powers[row])
 
 
 def _signature(element):
     source = (const(element), COUNT, COUNT, COUNT, COUNT, COUNT)
     quantized = (const(numba.float32), const(numba.uint8), COUNT, const(numba.uint8), OFFSETS, OFFSETS)
-    return (*source, *quantized, LIMIT, COUNT, POWER_ROWS, COUNTS)
+    return (*source, *quantized, LIMITS, COUNT, POWER_ROWS, COUNTS)
 
 
 error_rows = Kernel(_error_rows, {np.uint16: _signature(numba.uint16), np.uint32: _signature(numba.uint32)})
