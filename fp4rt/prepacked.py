@@ -175,7 +175,7 @@ class PrepackedWeight:
         return PrepackedWeight, tuple(getattr(self, name) for name in _PARTS)
 
     def __repr__(self) -> str:
-        return f"PrepackedWeight(shape={self.shape}, version={self.version}, {type(self.data).__module__})"
+        return f"PrepackedWeight(shape={self.shape}, version={self.version}, {interop.library_name(self.data)})"
 
     @property
     def nbytes(self) -> int:

@@ -177,7 +177,8 @@ class QuantizedTensor:
 
     def __repr__(self) -> str:
         padding = f", padded_n={self.padded_n}" if self.padded_n != self.shape[1] else ""
-        return f"QuantizedTensor(shape={self.shape}, layout={self.layout!r}{padding}, {type(self.data).__module__})"
+        library = interop.library_name(self.data)
+        return f"QuantizedTensor(shape={self.shape}, layout={self.layout!r}{padding}, {library})"
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise DtypeError(

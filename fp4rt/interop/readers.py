@@ -22,7 +22,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import cuda_array_interface, dlpack, streams
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["is_array", "lasting", "unchanged", "view"]
+__all__ = ["is_array", "lasting", "library_name", "unchanged", "view"]
 
 
 def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
@@ -191,6 +191,12 @@ def _find_reader(kind: Any) -> Reader | None:
 
 def _scalar_reader(x: np.generic, name: str, stream: Any) -> ArrayView:
     return _numpy_reader(np.asarray(x), name, stream)
+
+
+def library_name(x: Any) -> str:
+    """The library that an array, or a tracer of one, is of, by the name that it is imported by."""
+    name = type(x).__module__.partition(".")[0]
+    return "jax" if name == "jaxlib" else name
 
 
 def is_array(x: Any) -> bool:

@@ -105,6 +105,16 @@ def test_a_prepacked_weight_goes_into_jit(place: Any) -> None:
     assert same_bits(jax.jit(fj.matmul)(x, prepacked), fp4rt.matmul(x, prepacked))
 
 
+def test_what_is_printed_names_the_library(place: Any) -> None:
+    q = fj.quantize(place(matrix(5, 64)))
+    assert repr(q) == "QuantizedTensor(shape=(5, 64), layout='128x4', jax)"
+    assert repr(fj.prepack(q)) == "PrepackedWeight(shape=(5, 64), version=2, jax)"
+    seen = []
+    jax.jit(lambda q: seen.append(repr(q)))(q)
+    assert seen == [repr(q)]
+    assert repr(fp4rt.quantize(matrix(5, 64))).endswith(", numpy)")
+
+
 def test_prepacking_is_done_outside_jit(place: Any) -> None:
     w = fj.quantize(place(matrix(24, 64)))
     for call in (lambda: jax.jit(fj.prepack)(w), lambda: jax.eval_shape(fj.prepack, w)):
