@@ -154,7 +154,7 @@ def _true_alpha(scales: float) -> tuple[np.float32, np.float32]:
     numbers of fp32 where it is none.
     """
     alpha = 1.0 / scales if scales else math.inf
-    if LEAST_NORMAL <= alpha <= MOST_FINITE:
+    if LEAST_NORMAL <= abs(alpha) <= MOST_FINITE:
         return ONE, np.float32(alpha)
     first = 2.0**64 if alpha > 1.0 else 2.0**-64
     return np.float32(first), np.float32(min(alpha / first, MOST_FINITE))  # infinity times 0 would be NaN

@@ -11,26 +11,24 @@ struct Alpha {
     float first;  // applies before the factor; 1, or a power of two
 };
 
-// The product of the global scales, in fp64: it cannot overflow there.
-__device__ __forceinline__ double global_scales(const GemmArguments& args) {
-    return (args.a_global != nullptr ? (double)*args.a_global : 1.0) * (double)*args.b_global;
-}
+constexpr float ALPHA_STEP = 0x1p64f;
 
-// alpha as given, or 1 / (product of the global scales) rounded to fp32.
+// alpha as given, or 1 / (product of the global scales), taken in fp64 so that it cannot overflow on the way. Where that
+// is no normal number of fp32, it comes ALPHA_STEP nearer to 1 and negative, which no scales give: for alpha_factors.
 __device__ __forceinline__ float gemm_alpha(const GemmArguments& args) {
     if (args.alpha_array != nullptr) return *args.alpha_array;
     if (args.b_global == nullptr) return args.alpha;
-    return (float)(1.0 / global_scales(args));
+    const double a_global = args.a_global != nullptr ? (double)*args.a_global : 1.0;
+    const double alpha = 1.0 / (a_global * (double)*args.b_global);
+    if (alpha >= (double)0x1p-126f && alpha <= (double)FP32_MAX) return (float)alpha;
+    const float nearer = (float)(alpha * (alpha > 1.0 ? 1.0 / (double)ALPHA_STEP : (double)ALPHA_STEP));
+    return -(nearer > FP32_MAX ? FP32_MAX : nearer);  // infinity times a sum of zero would be NaN
 }
 
-// What gemm_alpha's result stands for: itself, or two factors where the rounding took bits of it or all.
+// What gemm_alpha's result stands for.
 __device__ __forceinline__ Alpha alpha_factors(const GemmArguments& args, float alpha) {
-    const bool is_normal = fabsf(alpha) >= 0x1p-126f && fabsf(alpha) <= FP32_MAX;
-    if (is_normal || args.alpha_array != nullptr || args.b_global == nullptr) return {alpha, 1.0f};
-    const double scales = global_scales(args);
-    const float first = scales < 1.0 ? 0x1p64f : 0x1p-64f;
-    const float factor = (float)(1.0 / (scales * (double)first));
-    return {factor > FP32_MAX ? FP32_MAX : factor, first};  // infinity times a sum of zero would be NaN
+    const bool nearer = alpha < 0.0f && args.alpha_array == nullptr && args.b_global != nullptr;
+    return {nearer ? -alpha : alpha, nearer ? (alpha < -1.0f ? ALPHA_STEP : 1.0f / ALPHA_STEP) : 1.0f};
 }
 
 __device__ __forceinline__ float gemm_bias(const GemmArguments& args, i64 column) {

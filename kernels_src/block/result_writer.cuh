@@ -18,7 +18,7 @@ struct ResultWriter {
 
 __device__ __forceinline__ ResultWriter result_writer(const GemmArguments& args, float product_inverse, float alpha) {
     const Alpha factors = alpha_factors(args, alpha);
-    const bool fits = fabsf(alpha) < 0x1p100f && factors.first == 1.0f;
+    const bool fits = fabsf(factors.factor) < 0x1p100f && factors.first == 1.0f;
     return {(u8*)args.out,
             args.n,
             (u32)args.m,
