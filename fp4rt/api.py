@@ -38,7 +38,8 @@ from fp4rt.backend import Backend, BackendStatus, Explanation, QuantizedViews
 from fp4rt.errors import BackendUnavailable, DeviceError, ShapeError
 from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
-from fp4rt.tensor import QuantizedTensor, check_padded_n
+from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_padded_n
 
 if TYPE_CHECKING:
     from fp4rt.cpu.statistics import QuantizationError

@@ -20,7 +20,8 @@ from fp4rt.format import INPUT_DTYPES
 from fp4rt.interop import ArrayView
 from fp4rt.layout import data_shape
 from fp4rt.prepacked import PrepackedWeight
-from fp4rt.tensor import QuantizedTensor, check_matrix_shape
+from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_matrix_shape
 
 __all__ = [
     "ACTIVATION_DTYPES",

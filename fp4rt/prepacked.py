@@ -43,7 +43,7 @@ from fp4rt.backend import PrepackedViews
 from fp4rt.errors import LayoutError
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div, get_layout
-from fp4rt.tensor import check_bytes, check_matrix_shape, check_one_float, check_padded_n, check_parts
+from fp4rt.tensor_checks import check_bytes, check_matrix_shape, check_one_float, check_padded_n, check_parts
 
 if TYPE_CHECKING:
     from fp4rt.tensor import QuantizedTensor

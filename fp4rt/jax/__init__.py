@@ -33,7 +33,8 @@ from fp4rt.interop import cuda_driver, view
 from fp4rt.jax import ffi
 from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
 from fp4rt.prepacked import PrepackedWeight, check_version
-from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
+from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_matrix_shape, check_padded_n
 
 __all__ = ["dequantize", "global_scale", "matmul", "prepack", "quantize", "relayout"]
 

@@ -15,7 +15,8 @@ import torch
 from fp4rt import api
 from fp4rt.layout import block_columns, data_shape, get_layout
 from fp4rt.prepacked import PrepackedWeight
-from fp4rt.tensor import QuantizedTensor, check_matrix_shape, check_padded_n
+from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_matrix_shape, check_padded_n
 
 __all__ = [
     "dequantize",

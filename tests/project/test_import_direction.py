@@ -20,7 +20,7 @@ LEVELS = (
     ("format", "device"),
     ("layout", "sources"),
     ("interop", "pool"),
-    ("backend",),
+    ("backend", "tensor_checks"),
     ("tensor",),
     ("prepacked", "coverage"),
     ("cpu", "cuda"),
