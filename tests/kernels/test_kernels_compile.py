@@ -75,10 +75,10 @@ def fewer_small_tiles():
 def fewer_tiles():
     """(name, specs) of products with fewer tokens than a measured tile has."""
     small, most_sums = fewer_small_tiles()
-    prefill = {PrefillTile(tokens, 1, 8, 4, 2, 4) for tokens in range(144, 257, 32)}
-    prefill |= {PrefillTile(tokens, 1, 8, 4, 2, 4, stage_chunks=2) for tokens in range(16, 129, 16)}
-    yield "small", [tile.spec("bfloat16") for tile in forms(small)]
-    yield "small, fp16", [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 2 == 0]
+    prefill = {PrefillTile(tokens, 1, 8, 4, 2, 4) for tokens in (144, 208, 240)}
+    prefill |= {PrefillTile(tokens, 1, 8, 4, 2, 4, stage_chunks=2) for tokens in (16, 48, 64, 112)}
+    yield "small", [tile.spec("bfloat16") for tile in forms(small) if tile.token_tiles % 2 == 1]
+    yield "small, fp16", [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 4 == 2]
     yield "small, most sums", [tile.spec("bfloat16") for tile in forms(most_sums)]
     yield "prefill", [tile.spec("bfloat16") for tile in forms(prefill)]
 
