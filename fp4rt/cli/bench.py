@@ -21,13 +21,12 @@ PROJECT = 'name = "fp4rt"'  # line of pyproject.toml
 @failing
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which one; without it they are listed.")] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to it; NAME --help lists what it takes.")
-    ] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to it.")] = None,
 ) -> None:
     """List the benches, or run the one that is named: it measures on this machine.
 
-    They are scripts of the repository and not part of an installed package.
+    What follows NAME is passed on to it; NAME --help lists what it takes. Benches are scripts of the repository and not
+    part of an installed package.
     """
     folder = _benches()
     support = _support(folder / "__main__.py")

@@ -414,7 +414,7 @@ def test_what_stands_behind_the_name_of_a_bench_is_its_own(capsys, monkeypatch):
             assert fp4rt_command("bench", "pool", *separator, *own) == 0
             assert started.pop() == ["bench.pool", *own]
     assert fp4rt_command("bench", "--help") == 0
-    assert "Passed on to it" in capsys.readouterr().out
+    assert "is passed on to it" in capsys.readouterr().out
     assert fp4rt_command("bench", "--quick") == 2
     assert started == []
 
