@@ -13,7 +13,7 @@ OLDEST := $(VENV)-oldest
 # Test processes: one a core, a few on a machine with a GPU (tests/conftest.py)
 PARALLEL ?= -n auto --dist worksteal
 
-.PHONY: help demo test test-gpu test-oldest bench tables lint format clean
+.PHONY: help demo install test test-gpu install-oldest test-oldest bench tables lint format clean
 
 help:
 	@echo "make demo      quantize a real sentence encoder and compare its embeddings (GPU if usable, else CPU)"
@@ -28,6 +28,9 @@ demo:
 	$(call environment,demo)
 	$(PY) -m examples.minilm
 
+install:
+	$(call environment,test)
+
 test:
 	$(call environment,test)
 	$(PY) -m pytest $(PARALLEL)
@@ -36,9 +39,11 @@ test-gpu:
 	$(call environment,test)
 	$(PY) -m pytest $(PARALLEL) -m gpu --require-gpu
 
-test-oldest:
+install-oldest:
 	@$(PYTHON) tools/environment.py oldest --venv $(OLDEST)
-	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not gpu" tests/facts tests/cpu tests/cli tests/checkpoint tests/interop
+
+test-oldest: install-oldest
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "not gpu and not slow" tests/facts tests/cpu tests/cli tests/checkpoint tests/interop
 
 bench:
 	$(call environment,test)

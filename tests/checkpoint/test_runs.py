@@ -38,6 +38,7 @@ def test_thread_executor_gives_the_same_bytes(model, quantized, tmp_path, read_t
     assert read_tree(tmp_path / "q") == read_tree(quantized)
 
 
+@pytest.mark.slow
 def test_process_executor_gives_the_same_bytes(model, quantized, tmp_path, read_tree):
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as executor:
         report = checkpoint.quantize(model, tmp_path / "q", executor=executor)
@@ -208,6 +209,7 @@ def wait_for_output(process, target, deadline=60.0):
         time.sleep(0.002)
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_run_is_finished_with_the_same_bytes(model, quantized, tmp_path, read_tree):
     """Killed at a random moment between its first write and its end; FP4RT_TEST_KILLS says how often."""
     wanted = read_tree(quantized)
@@ -235,6 +237,7 @@ def test_killed_at_random_moments_a_run_is_finished_with_the_same_bytes(model, q
     assert caught > 0, "no kill hit a run while it wrote; the test shows nothing"
 
 
+@pytest.mark.slow
 def test_two_processes_into_one_folder_leave_one_whole_result(model, quantized, tmp_path, read_tree):
     processes = [start(model, tmp_path / "q") for _ in range(2)]
     errors = [process.communicate()[1].decode() for process in processes]

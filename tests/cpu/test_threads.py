@@ -35,6 +35,7 @@ print(hashlib.sha256(b"".join(p.tobytes() for p in parts)).hexdigest(), e.sqnr_d
 """
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_no_bit() -> None:
     digests = {in_new_process(DIGEST, FP4RT_NUM_THREADS=count) for count in ("1", "2", "7")}
     assert len(digests) == 1
@@ -121,6 +122,7 @@ def late():
 """
 
 
+@pytest.mark.slow
 def test_work_goes_on_when_the_main_thread_has_ended() -> None:
     """In functions of ``atexit`` and in threads that outlive the main one, whether they call first or not."""
     wanted = in_new_process(AT_THE_END + "work()")
@@ -129,6 +131,7 @@ def test_work_goes_on_when_the_main_thread_has_ended() -> None:
         assert in_new_process(AT_THE_END + "work()\n" + end) == wanted * 2, end
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
 )

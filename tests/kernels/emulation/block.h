@@ -105,10 +105,8 @@ inline int block_of_cluster() { return current / block_threads; }
 template <typename Count>
 void wait_for(int first, int last, Count count) {
     const long mine = ++count(threads[current]);
-    for (bool waiting = true; waiting;) {
-        waiting = false;
-        for (int i = first; i < last; ++i) waiting = waiting || (!threads[i].done && count(threads[i]) < mine);
-        if (waiting) yield();
+    for (int i = first; i < last; ++i) {
+        while (!threads[i].done && count(threads[i]) < mine) yield();
     }
 }
 
