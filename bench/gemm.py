@@ -1,6 +1,7 @@
 """Products with NVFP4 weights on a CUDA device, beside cuBLAS's bf16 product of the same shape in the same run.
 
     python -m bench.gemm [--quick] [--no-write]
+    python -m bench.gemm --shape 6144 4096 --shape 4096 14336 --tokens 1 16 256 4096
 
 ``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
 time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
@@ -20,7 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fp4rt
@@ -176,10 +177,27 @@ def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds
     )
 
 
+def positive(text: str) -> int:
+    """An argument that counts something."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one shape, few m")
+    parser.add_argument(
+        "--shape",
+        nargs=2,
+        type=positive,
+        action="append",
+        metavar=("N", "K"),
+        help="a weight to measure instead of the four; may be given several times, and nothing is written then",
+    )
+    parser.add_argument("--tokens", nargs="+", type=positive, metavar="M", help="these m; nothing is written then")
     parser.add_argument("--no-write", action="store_true", help="leave bench/results/ as it is")
     arguments = parser.parse_args()
     need_gpu()
@@ -188,7 +206,11 @@ def main() -> None:
     kinds: tuple[Kind, ...] = KINDS
     if arguments.quick:
         shapes = ((4096, 4096),)
-        kinds = tuple(Kind(kind.name, kind.a_type, kind.prepacked, (1, 64)) for kind in KINDS)
+        kinds = tuple(replace(kind, tokens=(1, 64)) for kind in kinds)
+    if arguments.shape:
+        shapes = tuple((n, k) for n, k in arguments.shape)
+    if arguments.tokens:
+        kinds = tuple(replace(kind, tokens=tuple(arguments.tokens)) for kind in kinds)
     compile_ahead(shapes, kinds)
     bounds = measure_bounds()
     print(f"reads {bounds.read / 1e9:.0f} GB/s, multiplies {bounds.operations / 1e12:.0f} TFLOP/s")
@@ -201,7 +223,7 @@ def main() -> None:
             print_row(row)
             found.append(row)
         rows += sorted(found, key=lambda row: names.index(str(row.notes["kind"])))
-    if not arguments.no_write:
+    if not (arguments.no_write or arguments.shape or arguments.tokens):
         print(write_rows("gemm_cuda", rows))
 
 

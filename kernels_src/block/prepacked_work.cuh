@@ -1,7 +1,7 @@
 // Which part of a matrix product a block computes: decode and small, whose tile holds all tokens.
 //
 // The rows of the weight are cut into row blocks of ROW_TILES tiles of 16; blocks that run at the same time read
-// neighbouring ones. The blocks of a cluster, which the hardware runs together, halve k and add their sums themselves, in
+// neighbouring ones. The blocks of a cluster, which the hardware runs together, share k and add their sums themselves, in
 // a fixed order: no block ever waits for one that may not run. With ONE_PIECE the grid has a block, or a cluster, for each
 // row block.
 //

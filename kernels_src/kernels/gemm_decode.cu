@@ -9,7 +9,7 @@
 // the stages' own.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE (bf16 for NVFP4), TOKEN_TILES, ROW_TILES, ROW_WARPS,
-// K_WARPS (a power of two), K_CLUSTER (1 or 2), ONE_PIECE, ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where
+// K_WARPS (a power of two), K_CLUSTER (1, 2 or 4), ONE_PIECE, ACTIVATION_WARPS, WARP_TILES, STAGE_GROUPS, STAGES, and where
 // things lie in shared memory: ACTIVATIONS_AT (in a stage), STAGE_BYTES, BARRIERS_AT, REDUCTION_AT.
 #define OWN_TILES 0
 #include "block/meeting.cuh"

@@ -1,21 +1,23 @@
 // D[m, n] = alpha * A[m, k] @ B[n, k]^T + bias for many tokens: bound by the tensor cores.
 // On entry: B prepacked (layout/prepacked.cuh); A behind a tensor map with boxes of TOKENS / CLUSTER tokens; sm_90a.
 //
-// A persistent grid walks over tiles of 128 ROW_BLOCKS rows x TOKENS tokens; with ONE_PIECE each block has the tile of
-// its place in the grid, and much less to compute and to fetch before its first copy. One warp keeps stages of
-// STAGE_CHUNKS chunks of activations on their way, one the weights; two consumer warpgroups decode weights to registers,
-// the row operand of wgmma, each for half of the rows, one stage ahead of the products. Few tokens and one row block have
-// little to multiply in a chunk: two make a stage, so that the products take longer than all that comes between them.
+// A persistent grid walks over tiles of 64 ROW_GROUPS ROW_BLOCKS rows x TOKENS tokens; with ONE_PIECE each block has the
+// tile of its place in the grid, and much less to compute and to fetch before its first copy. One warp keeps stages of
+// STAGE_CHUNKS chunks of activations on their way, one the weights; ROW_GROUPS consumer warpgroups decode weights to
+// registers, the row operand of wgmma, each for its part of the rows, one stage ahead of the products. Few tokens and one
+// row block have little to multiply in a chunk: two make a stage, so that the products of two warpgroups take longer than
+// all that comes between them.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
 // (K_CLUSTER = 2).
 //
 //   shared memory   [ACTIVATION_STAGES][STAGE_CHUNKS][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
-//                   [2][2][OUT_TOKENS][128]   barriers, arrivals
+//                   [ROW_GROUPS][2][OUT_TOKENS][128]   barriers, arrivals
 //
-// Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_BLOCKS, ROW_TILES (<= 8 ROW_BLOCKS),
-// ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, and
-// where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
+// Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
+// (<= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, RASTER_TOKENS, CLUSTER,
+// K_CLUSTER, OUT_TOKENS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: WEIGHTS_AT, OUT_AT,
+// BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"
@@ -36,22 +38,22 @@ using Tiles = SelectTiles<ONE_PIECE != 0, ROW_TILES, TOKENS, CLUSTER, K_CLUSTER,
 
 constexpr u32 CLUSTER_BLOCKS = CLUSTER * K_CLUSTER;
 static_assert(CLUSTER == 1 || K_CLUSTER == 1, "blocks share tokens or halve k");
-constexpr u32 CONSUMER_GROUPS = 2, GROUP_THREADS = 128;
-constexpr u32 PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(K_CLUSTER == 1 || K_CLUSTER == ROW_GROUPS, "each warpgroup's sums meet in the block of its number");
+constexpr u32 GROUP_THREADS = 128;
 constexpr u32 GROUP_STAGES = GROUP_CHUNKS / STAGE_CHUNKS;
 static_assert(GROUP_STAGES % 2 == 0, "the halves of the double buffer take turns, also across groups");
 constexpr u32 CHUNK_TOKEN_BYTES = TOKENS * CHUNK_COLUMNS * 2;
 constexpr u32 ACTIVATION_BYTES = STAGE_CHUNKS * CHUNK_TOKEN_BYTES;
 constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
-constexpr u32 GROUP_BARRIER = 1;  // and the next one, for the second warpgroup
-constexpr u32 START_BARRIER = 3, STARTING_THREADS = 64 + CONSUMER_GROUPS * GROUP_THREADS;
+constexpr u32 GROUP_BARRIER = 1;  // and the next ones, for the other warpgroups
+constexpr u32 START_BARRIER = GROUP_BARRIER + ROW_GROUPS, STARTING_THREADS = 64 + ROW_GROUPS * GROUP_THREADS;
 constexpr u32 NO_STAGE = ~0u;
 // CUDA 12 compilers find no register for alpha in the loop of the tallest tiles.
 constexpr bool ALPHA_LATE = ROW_BLOCKS > 1 && __CUDACC_VER_MAJOR__ < 13;
 
 using Results = TransposedResults<4, OUT_TOKENS>;
-using Shared = SharedTiles<CONSUMER_GROUPS, CLUSTER_BLOCKS, ROW_BLOCKS * SUMS>;
+using Shared = SharedTiles<ROW_GROUPS, CLUSTER_BLOCKS, ROW_BLOCKS * SUMS>;
 
 struct PrefillRings {
     RingBarriers<ACTIVATION_STAGES> activations;
@@ -148,7 +150,7 @@ __device__ __forceinline__ void send_weights(const PrepackedGemmArguments& args,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(3 * GROUP_THREADS, 1)
+extern "C" __global__ void __launch_bounds__((1 + ROW_GROUPS) * GROUP_THREADS, 1)
 #if CLUSTER * K_CLUSTER > 1
 __cluster_dims__(CLUSTER * K_CLUSTER, 1, 1)
 #endif
@@ -165,7 +167,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         const bool any = tiles.has_any();
         const PrefillTile tile = any ? tiles.at(0, rank) : PrefillTile{};
         if (warp == 0 && lane == 0) {
-            rings.activations.init(CONSUMER_GROUPS * CLUSTER);
+            rings.activations.init(ROW_GROUPS * CLUSTER);
             mbarrier_fence_init();
             if (any && sends_activations_first(args)) {
                 send_stage(args, base, rank, tile.first_token, tile.first_group * GROUP_CHUNKS, 0);
@@ -174,7 +176,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             }
         }
         if (warp == 1 && lane == 0) {
-            rings.weights.init(CONSUMER_GROUPS * GROUP_THREADS);
+            rings.weights.init(ROW_GROUPS * GROUP_THREADS);
             mbarrier_fence_init();
             if (any) send_group(args, tiles, base, tile, tile.first_group, 0);
         }

@@ -13,7 +13,7 @@
 // after the other, and so each instruction of the loop counts.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or
-// 4), K_CLUSTER (1 or 2), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
+// 4), K_CLUSTER (1, 2 or 4), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
 // CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: ACTIVATIONS_AT (in a stage),
 // STAGE_BYTES, BARRIERS_AT, REDUCTION_AT, OUT_AT.
 #define ACTIVATION_WARPS 0

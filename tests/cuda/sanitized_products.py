@@ -40,6 +40,9 @@ def hopper_tiles(cases, rng) -> int:
         return 0
     tiles = (
         (DecodeTile(1, 4, 1, 3, row_warps=4, k_warps=2, warp_tiles=1, k_cluster=2), 7),
+        (DecodeTile(1, 2, 1, 3, row_warps=2, k_warps=4, warp_tiles=1, k_cluster=4), 7),
+        (SmallTile(5, 4, 1, 3, 1, 2, 1, 4, k_cluster=4), 33),
+        (PrefillTile(64, 1, 12, 4, 2, 2, row_groups=3), 140),
         (SmallTile(5, 16, 1, 2, 4, 1, 1, 4, k_cluster=2, own_groups=3), 40),
         (SmallTile(5, 8, 1, 3, 2, 2, 1, 4, k_cluster=2), 33),
         (PrefillTile(64, 1, 8, 4, 2, 2, cluster=2), 140),

@@ -181,6 +181,8 @@ def test_shared_tiles_and_fast_stages_give_the_same_bits_every_time(rng):
         (PrefillTile(64, 2, 16, 8, 3, 8), 128, 8192, 28672),
         (PrefillTile(128, 1, 8, 4, 2, 4, stage_chunks=2), 600, 8192, 4096),
         (PrefillTile(256, 1, 8, 4, 2, 4, cluster=2), 700, 8192, 4096),
+        (PrefillTile(128, 1, 12, 6, 2, 4, row_groups=3), 1200, 6144, 8192),
+        (SmallTile(8, 4, 1, 5, 1, 2, 1, 4, k_cluster=4), 64, 1280, 8192),
         (SmallTile(8, 16, 1, 3, 4, 1, 1, 2, **own_rows), 64, 28672, 8192),
         (SmallTile(2, 16, 1, 4, 4, 1, 1, 4, **own_rows), 16, 28672, 8192),
     ):

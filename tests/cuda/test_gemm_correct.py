@@ -246,6 +246,8 @@ def test_every_form_of_a_prefill_tile_on_one_product(rng):
         for tokens, blocks, cluster, k_cluster in forms
     ]
     tiles += [PrefillTile(tokens, 1, 8, 3, 2, 2, stage_chunks=2) for tokens in (16, 112, 128)]
+    tiles += [PrefillTile(tokens, 1, 12, 5, 2, 2, row_groups=3) for tokens in (64, 112, 128, 160)]
+    tiles.append(PrefillTile(128, 1, 12, 5, 2, 2, row_groups=3, cluster=2))
     tiles += [
         PrefillTile(64, 1, 8, 2, 3, 2, stage_chunks=2, **cluster) for cluster in ({"cluster": 2}, {"k_cluster": 2})
     ]
@@ -274,6 +276,8 @@ def test_every_form_of_a_small_tile_on_one_product(rng):
         ((8, 3, 2, 2, 1, 4), 2, 0),
         ((12, 3, 3, 1, 1, 4), 1, 0),
         ((14, 3, 2, 1, 2, 2), 1, 0),
+        ((4, 4, 1, 2, 1, 4), 4, 0),
+        ((8, 3, 2, 1, 1, 2), 4, 0),
         ((16, 2, 4, 1, 1, 4), 1, 0),
         ((8, 3, 2, 1, 1, 4), 2, 1),
         ((12, 3, 3, 1, 1, 4), 2, 2),

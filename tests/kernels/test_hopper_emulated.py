@@ -2,8 +2,8 @@
 
 Copies land when somebody waits for them and destroy what lies there when they start, so a stage that is used too early
 or filled too early gives NaN; unknown memory is NaN; blocks run one after the other, so one that waits for another
-hangs. The two blocks of a cluster run together: what one sends the other is NaN until that one waits for it, and must
-not come when that one is over.
+hangs. The blocks of a cluster run together: what one sends another is NaN until that one waits for it, and must not
+come when that one is over.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a ti
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
 PAIRED = PrefillTile(32, 1, 8, 2, 2, 2, stage_chunks=2)
 TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
+THREE_GROUPS = PrefillTile(48, 1, 12, 3, 2, 2, row_groups=3)
 SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
 # (tile, type of a, m, n, k, type of out, blocks, launched as a dependent). Where k is a multiple of 64, whole chunks
 # are copied, all of a stage at once.
@@ -58,15 +59,20 @@ CASES = (
     (PAIRED, "bfloat16", 70, 152, 832, "bfloat16", 2, False),  # k ends in the first chunk of a stage
     (PAIRED, "float16", 33, 131, 48, "float32", 3, True),
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 2, False),
+    (THREE_GROUPS, "bfloat16", 60, 376, 576, "bfloat16", 2, False),  # a last tile of 184 rows
+    (THREE_GROUPS, "float16", 50, 291, 272, "float32", 1, True),  # 99 of them, of which a warpgroup has 35
     (TWO_K_GROUPS, "bfloat16", 19, 104, 576, "bfloat16", 2, False),  # leaves transposed, 8 tokens at a time
     (TALL, "bfloat16", 15, 136, 272, "float16", 2, True),  # leaves transposed, 16 at a time
 )
-# Clusters, whose two blocks share k, or that of their last rows, or their tokens
+# Clusters, whose blocks share k, or that of their last rows, or their tokens
 CLUSTER_CASES = (
     (replace(WARPS, k_cluster=2), "bfloat16", 5, 70, 1088, "bfloat16", 4, False),
     (replace(PAIRS_OF_TILES, k_cluster=2), "float16", 13, 66, 2000, "float32", 4, True),
     (replace(TWO_K_GROUPS, k_cluster=2), "bfloat16", 24, 100, 1100, "bfloat16", 4, False),
     (replace(TALL, k_cluster=2), "bfloat16", 11, 130, 832, "float32", 4, False),
+    (replace(WARPS, k_cluster=4), "bfloat16", 5, 70, 1088, "bfloat16", 8, True),
+    (replace(TWO_K_GROUPS, k_cluster=4), "float16", 24, 60, 1500, "bfloat16", 4, False),
+    (replace(ONE_GROUP, k_cluster=4), "bfloat16", 11, 50, 2000, "float32", 8, False),
     (OWN_ROWS, "bfloat16", 11, 184, 1300, "bfloat16", 2, False),  # a block takes 3 units of the shared rows, one 2
     (OWN_ROWS, "float16", 16, 100, 272, "float32", 2, True),  # no rows to share, few of the second block's own
     (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 4, False),  # one unit: the second block has none to share
@@ -76,6 +82,7 @@ CLUSTER_CASES = (
     (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 832, "bfloat16", 8, True),
     (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 6, True),
     (SHARING_TOKENS, "float16", 33, 131, 48, "float32", 4, False),  # one chunk; few rows for the second block
+    (replace(THREE_GROUPS, cluster=2), "bfloat16", 60, 500, 400, "bfloat16", 8, False),
     (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 2, False),  # none
 )
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
@@ -86,6 +93,7 @@ SHARED_CASES = (
     ((WIDE, "bfloat16", 33, 136, 1200, "float32", 20, False), (0, 20)),  # a column group each
     ((PAIRED, "bfloat16", 40, 152, 1200, "bfloat16", 3, False), (0, 3)),
     ((TWO_BLOCKS, "bfloat16", 50, 240, 600, "float16", 4, False), (0, 4)),  # two in two halves
+    ((THREE_GROUPS, "bfloat16", 60, 376, 1200, "bfloat16", 3, False), (2, 3)),
     ((SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 4, True), (2, 2)),  # one among two clusters
 )
 
@@ -174,7 +182,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
     piece_groups = (tile.tiles(m, n) - whole_tiles) * ceil_div(k, 256) // sharers if sharers else 0
     sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box_rows, 4), 0xFF, np.uint8))  # NaN
-    arrivals = np.zeros((64, 2, 2), np.uint32)
+    arrivals = np.zeros((64, 3, 2), np.uint32)
     cluster = tile.k_cluster * getattr(tile, "cluster", 1)
     clusters = np.arange(blocks // cluster) if order is None else np.array(order)
     order = np.repeat(clusters * cluster, cluster).astype(np.uint32)

@@ -82,6 +82,7 @@ def fewer_tiles():
     """(name, specs) of products with fewer tokens than a measured tile has."""
     small, most_sums = fewer_small_tiles()
     prefill = {PrefillTile(tokens, 1, 8, 4, 2, 4) for tokens in (144, 208, 240)}
+    prefill |= {PrefillTile(tokens, 1, 12, 6, 2, 4, row_groups=3) for tokens in (64, 112, 128, 160)}
     prefill |= {PrefillTile(tokens, 1, 8, 4, 2, 4, stage_chunks=2) for tokens in (16, 48, 64, 112)}
     yield "small", [tile.spec("bfloat16") for tile in forms(small) if tile.token_tiles % 2 == 1]
     yield "small, fp16", [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 4 == 2]

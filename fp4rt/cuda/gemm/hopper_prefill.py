@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PrefillTile", "TileSharing"]
 
-_CONSUMER_GROUPS = 2  # warpgroups, each with half of the rows
+_CONSUMER_REGISTERS = {2: (232, 40), 3: (160, 32)}  # of a consumer and of a producer thread, by row groups
 _MOST_GRID_ROWS = 65535  # of blocks in y
 # Measured on an H200, in cycles of a multiprocessor
-_DECODING_CYCLES = 185  # of 64 rows' weights of a chunk, where nothing hides it
-_SHARING_CYCLES = 7000  # clearing the counters, meeting at them
+_DECODING_CYCLES = 170  # of 64 rows' weights of a chunk, where nothing hides it
+_SHARING_CYCLES = 8900  # clearing the counters, meeting at them
 _LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
-_SHARED_BYTES_A_CYCLE = 11.4  # of sums that a multiprocessor hands to others, while all do
+_SHARED_BYTES_A_CYCLE = 9.5  # of sums that a multiprocessor hands to others, while all do
 _ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
 
 
@@ -61,14 +61,15 @@ class PrefillTile:
 
     Attributes:
         tokens: of a tile, a multiple of 16, at most 256.
-        row_blocks: blocks of 64 rows of each of the two warpgroups.
-        row_tiles: tiles of 16 rows of a tile, at most 8 * row_blocks.
+        row_blocks: blocks of 64 rows of each warpgroup.
+        row_tiles: tiles of 16 rows of a tile, at most 4 * row_groups * row_blocks.
         activation_stages: stages of activations on their way.
         weight_stages: column groups of 256 of weights on their way.
         raster_tokens: token tiles swept together.
         cluster: blocks of a cluster that share their activations: 1 or 2.
         k_cluster: blocks of a cluster that share k: 1, or 2 where cluster is 1.
         stage_chunks: chunks of 64 columns in a stage of activations, multiplied in one go: 1 or 2.
+        row_groups: consumer warpgroups along the rows: 2, or 3 where k_cluster is 1.
         one_piece: each block, or cluster, has one tile, that of its place in the grid; see :meth:`for_product`.
     """
 
@@ -81,11 +82,11 @@ class PrefillTile:
     cluster: int = 1
     k_cluster: int = 1
     stage_chunks: int = 1
+    row_groups: int = 2
     one_piece: bool = False
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
-    threads: ClassVar[int] = 3 * WARPGROUP_THREADS
 
     def __post_init__(self) -> None:
         chunks = self.activation_stages * self.stage_chunks
@@ -94,7 +95,11 @@ class PrefillTile:
             "no stages": min(self.activation_stages, self.weight_stages) < 1,
             "no tokens, or more than 256": not 1 <= self.tokens <= 256,
             "no row blocks": self.row_blocks < 1,
-            "no row tiles, or over 8 a row block": not 1 <= self.row_tiles <= 8 * self.row_blocks,
+            "neither two nor three row groups": self.row_groups not in _CONSUMER_REGISTERS,
+            "three row groups, of which blocks that share k have two": self.k_cluster > 1 and self.row_groups != 2,
+            "no row tiles, or some that no warpgroup has": (
+                not 1 <= self.row_tiles <= 4 * self.row_groups * self.row_blocks
+            ),
             "sweeps of no token tiles": self.raster_tokens < 1,
             "two kinds of clusters, or one of neither one nor two blocks": (
                 (self.cluster, self.k_cluster) not in ((1, 1), (1, 2), (2, 1))
@@ -106,6 +111,11 @@ class PrefillTile:
         }
         refuse("prefill", self, faults)
         check_divides("prefill, tokens in pairs of 8", self.tokens, 16)
+
+    @property
+    def threads(self) -> int:
+        """Of a block: the consumers and a warpgroup of producers."""
+        return WARPGROUP_THREADS * (self.row_groups + 1)
 
     @property
     def box_rows(self) -> int:
@@ -128,10 +138,10 @@ class PrefillTile:
         plan = SharedPlan()
         plan.add("_ACTIVATIONS_AT", self.activation_stages * self.stage_chunks * self.tokens * TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
-        plan.add("OUT_AT", _CONSUMER_GROUPS * 2 * self.out_tokens * 4 * TILE_OUT_BYTES, 128)
+        plan.add("OUT_AT", self.row_groups * 2 * self.out_tokens * 4 * TILE_OUT_BYTES, 128)
         stages = self.activation_stages + self.weight_stages
         plan.add("BARRIERS_AT", (2 * stages + SUMS_BARRIERS) * BARRIER_BYTES)
-        plan.add("ARRIVALS_AT", _CONSUMER_GROUPS * 4, 4)
+        plan.add("ARRIVALS_AT", self.row_groups * 4, 4)
         return plan
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
@@ -139,6 +149,7 @@ class PrefillTile:
         return {
             "A_TYPE": A_TYPES[a_type],
             "TOKENS": self.tokens,
+            "ROW_GROUPS": self.row_groups,
             "ROW_BLOCKS": self.row_blocks,
             "ROW_TILES": self.row_tiles,
             "ACTIVATION_STAGES": self.activation_stages,
@@ -149,6 +160,8 @@ class PrefillTile:
             "CLUSTER": self.cluster,
             "K_CLUSTER": self.k_cluster,
             "OUT_TOKENS": self.out_tokens,
+            "CONSUMER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][0],
+            "PRODUCER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][1],
             **public_macros(self.plan.macros),
         }
 
@@ -179,7 +192,7 @@ class PrefillTile:
         """Of a multiprocessor, for one column group: products hide the decoding, the better the longer they take."""
         products = CHUNK_FRAGMENTS * self.tokens / 2
         block = float((products**4 + _DECODING_CYCLES**4) ** 0.25)
-        return _CONSUMER_GROUPS * self.row_blocks * GROUP_CHUNKS * block
+        return self.row_groups * self.row_blocks * GROUP_CHUNKS * block
 
     def sharing(self, m: int, n: int, k: int, multiprocessors: int) -> TileSharing:
         """How the last tiles, too few for all workers, are shared among them; alone, where that gains too little."""
@@ -188,7 +201,7 @@ class PrefillTile:
         alone = TileSharing(count, 0, 0, 0, 0, ceil_div(count * self.k_cluster, workers))
         if self.k_cluster > 1 or self.one_piece or rest == 0:
             return alone
-        sums_bytes = _CONSUMER_GROUPS * self.row_blocks * 64 * self.tokens * 4
+        sums_bytes = self.row_groups * self.row_blocks * 64 * self.tokens * 4
         tile_cycles = groups * self.group_cycles
 
         def rounds(sharers: int) -> float:
@@ -202,7 +215,7 @@ class PrefillTile:
         if rounds(sharers) > 1 - _LEAST_GAIN:
             return alone
         blocks = sharers * self.cluster
-        arrivals = rest * self.cluster * _CONSUMER_GROUPS * 2 * 4
+        arrivals = rest * self.cluster * self.row_groups * 2 * 4
         all_rounds = (count - rest) // workers + rounds(sharers)
         return TileSharing(
             count - rest, sharers, rest * groups // sharers, 2 * blocks * sums_bytes, arrivals, all_rounds

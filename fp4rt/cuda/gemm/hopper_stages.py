@@ -56,7 +56,7 @@ class _StageTile:
         row_tiles: tiles of 16 rows of the weight, of one block.
         stage_groups: column groups of 256 in a stage.
         stages: stages on their way.
-        k_cluster: blocks of a cluster, which share k: 1 or 2.
+        k_cluster: blocks of a cluster, which share k: 1, 2 or 4.
         one_piece: each block, or cluster, has one row block, that of its place in the grid; see :meth:`for_product`.
     """
 
@@ -75,7 +75,7 @@ class _StageTile:
         usual = {
             "no tokens, rows, groups or stages": min(self.token_tiles, self.row_tiles, self.stage_groups, self.stages)
             < 1,
-            "a cluster of neither one nor two blocks": self.k_cluster not in (1, 2),
+            "a cluster of neither one, two nor four blocks": self.k_cluster not in (1, 2, 4),
             "more copies a stage than its producer has lanes": copies > _WARP_LANES,
         }
         refuse(self.entry.removeprefix("gemm_"), self, usual | dict(faults))

@@ -1,4 +1,4 @@
-// One thread block of a CUDA kernel on a CPU, or a cluster of two: every thread is a fiber, barriers and warp-wide
+// One thread block of a CUDA kernel on a CPU, or a cluster of up to four: every thread is a fiber, barriers and warp-wide
 // instructions switch.
 //
 // The kernel's own source is compiled; only kernels_src/ptx/ is replaced, by the folder beside this file. Copies of
@@ -43,7 +43,7 @@ inline float __uint_as_float(unsigned bits) {
 
 namespace emulation {
 
-constexpr int SHARED_MEMORY_BYTES = 232448, STACK_BYTES = 1 << 16, LANES = 32, GROUP = 128, MOST_BLOCKS = 2;
+constexpr int SHARED_MEMORY_BYTES = 232448, STACK_BYTES = 1 << 16, LANES = 32, GROUP = 128, MOST_BLOCKS = 4;
 
 struct Copy {
     unsigned to;
@@ -218,9 +218,9 @@ alignas(1024) unsigned char shared_memory[emulation::SHARED_MEMORY_BYTES];
 
 namespace emulation {
 
-alignas(1024) inline unsigned char second_shared_memory[SHARED_MEMORY_BYTES];
+alignas(1024) inline unsigned char other_shared_memory[MOST_BLOCKS - 1][SHARED_MEMORY_BYTES];
 
-inline unsigned char* memory_of(int block) { return block == 0 ? shared_memory : second_shared_memory; }
+inline unsigned char* memory_of(int block) { return block == 0 ? shared_memory : other_shared_memory[block - 1]; }
 inline unsigned char* own_memory() { return memory_of(block_of_cluster()); }
 
 }  // namespace emulation

@@ -1,5 +1,5 @@
 // kernels/gemm_decode.cu, gemm_small.cu or gemm_prefill.cu (SOURCE, ENTRY) as a function of the host: runs its blocks, or
-// clusters of two, one after the other, in any order, which they must not mind.
+// clusters, one after the other, in any order, which they must not mind.
 #include "block.h"
 
 #include SOURCE
