@@ -172,6 +172,12 @@ def test_zero_activations_times_a_finite_weight_are_zero() -> None:
     assert not product.any()
 
 
+def test_zeros_stay_zeros_where_the_product_of_the_global_scales_has_no_reciprocal_in_fp32() -> None:
+    a, b = (fp4rt.quantize(np.zeros((rows, 64), np.float32), 1e-30) for rows in (3, 9))
+    for weight in (b, fp4rt.prepack(b)):
+        assert_same_bits(fp4rt.matmul(a, weight, out_dtype="float32"), np.zeros((3, 9), np.float32), "zeros")
+
+
 def test_the_same_inputs_give_the_same_bits_every_time() -> None:
     a, b = quantized(33, 1000, padded=8 * 16), quantized(65, 1000, padded=8 * 16, seed=1)
     first = fp4rt.matmul(a, b, out_dtype="float32")

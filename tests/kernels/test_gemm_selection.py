@@ -275,6 +275,29 @@ def test_a_remembered_tile_that_no_longer_fits_shared_memory_is_measured_again(t
     assert autotune.remembered(problem) is None
 
 
+def test_a_remembered_cluster_is_not_used_where_k_has_nothing_for_its_second_block(tuning):
+    problem = product(H200, 5, k=512, b_kind="prepacked")
+    entry = entry_of(problem)
+    entry["fields"] |= {"k_cluster": 2, "stage_groups": 1}
+    autotune.tuning_file(problem).write_text(json.dumps(entry))
+    assert autotune.remembered(problem).tile.k_cluster == 2
+    short = problem._replace(k=256)
+    autotune.tuning_file(short).write_text(json.dumps(entry | {"key": autotune.entry_key(short)}))
+    assert autotune.remembered(short) is None
+
+
+def test_remembered_splits_whose_sums_take_more_blocks_than_a_launch_has_are_not_used(tuning):
+    problem = product(A100, 2**21, n=2**20)
+    once = choose(problem)
+    autotune.remember(problem, once, 10.0)
+    assert autotune.remembered(problem).splits == once.splits == 1
+    autotune.remember(problem, replace(once, splits=2), 10.0)
+    assert autotune.remembered(problem) is None
+    fewer = problem._replace(m=2**21 - 1)
+    assert autotune.entry_key(fewer) == autotune.entry_key(problem)
+    assert autotune.remembered(fewer).splits == 2
+
+
 @pytest.mark.parametrize("change", [{"stages": 1}, {"pieces": 0}, {"warps_n": 16}, {"pieces": 3}], ids=str)
 def test_what_the_portable_kernel_cannot_compute_is_refused(change):
     with pytest.raises(ShapeError, match="choose another tile"):
