@@ -71,7 +71,7 @@ def parse_target(name: str, supported: Sequence[int], nvrtc_version: tuple[int, 
     wanted = [Target(s, specific=s in ARCH_SPECIFIC).name for s in supported if s >= MINIMUM]
     known = f"wanted one of {', '.join(wanted)}, or compute_NN for PTX"
     nvrtc = f"NVRTC {nvrtc_version[0]}.{nvrtc_version[1]}"
-    if kind not in ("sm", "compute") or not digits.isdecimal():
+    if kind not in ("sm", "compute") or not (digits.isascii() and digits.isdecimal()):
         raise BackendUnavailable(f"{name!r} is no CUDA architecture; {known}")
     number = int(digits)
     if number < MINIMUM or number not in supported or (specific and number not in ARCH_SPECIFIC):

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from fp4rt.device import CPU, Device
 from fp4rt.errors import ShapeError
-from fp4rt.pool.arena import SIZE_CLASSES, Arena, size_class
+from fp4rt.pool.arena import SIZE_CLASSES, Arena, check_integer, size_class
 from fp4rt.pool.buffer import Block, Buffer
 from fp4rt.pool.stats import PoolStats, readable_bytes
 from fp4rt.pool.store import BlockStore
@@ -53,13 +53,16 @@ class PaddedPool:
 
     Raises:
         ValueError: the fill policy is unknown. DeviceError: ``upstream`` is no allocator.
+        DtypeError, ShapeError: the limit is no integer, or negative.
     """
 
     def __init__(self, fill: Fill = "covered", upstream: Any = None, limit: int | None = None) -> None:
         if fill not in FILLS:
             raise ValueError(f"PaddedPool: unknown fill {fill!r}; use one of {', '.join(map(repr, FILLS))}")
-        if limit is not None and limit < 0:
-            raise ShapeError(f"PaddedPool: limit must be a number of bytes >= 0 or None, got {limit}")
+        if limit is not None:
+            limit = check_integer("PaddedPool needs limit as an integer or None", limit)
+            if limit < 0:
+                raise ShapeError(f"PaddedPool: limit must be a number of bytes >= 0 or None, got {limit}")
         check_upstream(upstream)
         self.fill: Fill = fill
         self._zeroes_tagged, self._zeroes_its_own, self._poisons = (fill == f for f in ("zero", "covered", "poison"))
@@ -92,8 +95,10 @@ class PaddedPool:
 
         Raises:
             OutOfMemoryError: upstream has no more, or the limit is reached.
-            ShapeError: ``nbytes`` is negative, or the tag's extent is larger.
+            DtypeError: ``nbytes`` is no integer. ShapeError: it is negative, or the tag's extent is larger.
         """
+        if type(nbytes) is not int:
+            nbytes = check_integer("PaddedPool.allocate needs nbytes as an integer", nbytes)
         size = SIZE_CLASSES.get(nbytes) or size_class(nbytes)
         zero = tag is not None and (self._zeroes_tagged or (self._zeroes_its_own and tag.pool_writes))
         store = self._store

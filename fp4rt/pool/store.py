@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from fp4rt.device import Device
@@ -117,6 +118,8 @@ class BlockStore:
         block.events = None
 
     def _new_block(self, size: int, arena: Arena) -> Block:
+        if size > sys.maxsize:  # allocators have many ways to say so
+            raise MemoryError(f"{size} bytes are more than an address can count")
         pointer, handle = arena.upstream.alloc(size, arena.device, arena.stream)
         self.held += size
         self.upstream_allocations += 1

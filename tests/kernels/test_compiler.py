@@ -189,7 +189,7 @@ def test_a_device_that_nothing_fits_is_refused_in_one_message():
 def test_targets_are_spelled_as_nvrtc_spells_them():
     for name in (*COMPILED_ARCHS, "compute_90"):
         assert parse_target(name, KNOWN, (12, 9)).name == name
-    for bad in ("sm_75", "sm_86a", "sm_990", "hopper", "sm_", "90a"):
+    for bad in ("sm_75", "sm_86a", "sm_990", "hopper", "sm_", "90a", "sm_\N{ARABIC-INDIC DIGIT NINE}0"):
         with pytest.raises(
             BackendUnavailable, match=r"wanted one of sm_80, sm_86, sm_89, sm_90a, .*, sm_120a, or compute"
         ):

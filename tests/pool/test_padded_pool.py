@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sys
 import threading
 
 import numpy as np
@@ -85,6 +86,24 @@ def test_nothing_is_a_size_too(pool, gpu):
 def test_negative_size_is_an_error_that_says_so(pool, gpu):
     with pytest.raises(ShapeError, match="nbytes >= 0, got -1"):
         pool.allocate(-1, gpu)
+
+
+def test_a_size_or_limit_that_is_no_integer_is_refused(pool, gpu):
+    _ = pool.allocate(1, gpu), pool.allocate(512, gpu)  # sizes that it knows, to which True and 512.0 are equal
+    for value in (1.5, 512.0, True, "5", None, [5], np.float64(512)):
+        with pytest.raises(DtypeError, match=r"PaddedPool\.allocate needs nbytes as an integer, got"):
+            pool.allocate(value, gpu)
+        if value is not None:
+            with pytest.raises(DtypeError, match="PaddedPool needs limit as an integer or None, got"):
+                PaddedPool(limit=value)
+    assert pool.allocate(np.int64(512), gpu).nbytes == 512
+    assert PaddedPool(limit=np.uint32(512)).limit == 512
+
+
+@pytest.mark.parametrize("nbytes", [2**62, sys.maxsize - 64, sys.maxsize, 2**63, 10**30])
+def test_a_size_beyond_all_memory_is_refused_like_any_other_that_does_not_fit(nbytes):
+    with pytest.raises(OutOfMemoryError, match=f"for a request of {nbytes} bytes on cpu"):
+        PaddedPool().allocate(nbytes)
 
 
 def test_limit_first_gives_back_what_is_free_then_refuses_readably(fake, gpu):
