@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fp4rt.errors import DtypeError, ShapeError
+from fp4rt.errors import DtypeError, LayoutError, ShapeError
+from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
 from fp4rt.torch import ops
@@ -43,11 +44,15 @@ def quantize(
         padded_n: columns in memory, a multiple of 16.
 
     Raises:
-        DtypeError: x or ``global_scale`` is no tensor. Others as :func:`fp4rt.quantize` does.
+        DtypeError: x or ``global_scale`` is no tensor, or no dense one. Others as :func:`fp4rt.quantize` does.
     """
     _check_tensor("quantize", "x", x)
     if global_scale is not None:
         _check_tensor("quantize", "global_scale", global_scale, ONE_FLOAT)
+    if not isinstance(layout, str):
+        get_layout(layout)  # raises; the operator does for other names
+    if padded_n is not None:
+        _check_integer("quantize", "padded_n", padded_n)
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ops.quantize(x, global_scale, layout, padded_n)
     return result
 
@@ -64,7 +69,9 @@ def dequantize(
     """(m, n) in ``dtype``; n is all columns in memory where None."""
     _check_parts("dequantize", "q", (data, scales, global_scale))
     _check_dtype("dequantize", "dtype", dtype)
-    n = data.shape[1] * 2 if n is None else n
+    if not isinstance(layout, str):
+        get_layout(layout)  # raises
+    n = _columns("dequantize", data, n)
     result: torch.Tensor = ops.dequantize(data, scales, global_scale, n, layout, dtype)
     return result
 
@@ -75,7 +82,10 @@ def relayout(
     """The scales in layout ``to``; data only says how many rows and columns there are."""
     _check_tensor("relayout", "data", data)
     _check_tensor("relayout", "scales", scales)
-    n = data.shape[1] * 2 if n is None else n
+    for name in (layout, to):
+        if not isinstance(name, str):
+            get_layout(name)  # raises
+    n = _columns("relayout", data, n)
     result: torch.Tensor = ops.relayout(data, scales, n, layout, to)
     return result
 
@@ -110,7 +120,8 @@ def matmul(
 
     Raises:
         ShapeError: the two have different numbers of columns in memory, and ``k`` does not say how many count.
-        DtypeError: a or b are no three tensors, ``alpha`` or ``bias`` no tensor.
+        DtypeError: a or b are no three tensors, ``alpha`` or ``bias`` no tensor, or ``k`` no integer.
+        LayoutError: ``layouts`` are not two names of layouts.
     """
     _check_parts("matmul", "a", a)
     _check_parts("matmul", "b", b)
@@ -119,13 +130,23 @@ def matmul(
     if bias is not None:
         _check_tensor("matmul", "bias", bias)
     _check_dtype("matmul", "out_dtype", out_dtype)
-    columns, columns_of_b = a[0].shape[1] * 2, b[0].shape[1] * 2
-    if k is None and columns != columns_of_b:
-        raise ShapeError(
-            f"matmul needs a (m, k) and b (n, k) with one k, got {columns} and {columns_of_b} columns in memory; "
-            "pass k where some of them are padding"
-        )
-    arguments: Any = (*a, layouts[0], *b, layouts[1], columns if k is None else k, out_dtype, alpha, bias)
+    try:
+        layout_of_a, layout_of_b = layouts
+    except (TypeError, ValueError):
+        raise LayoutError(f"matmul needs layouts as two names, such as ('128x4', '8x4'), got {layouts!r}") from None
+    for layout in (layout_of_a, layout_of_b):
+        if not isinstance(layout, str):
+            get_layout(layout)  # raises
+    if k is not None:
+        _check_integer("matmul", "k", k)
+    else:
+        k, columns_of_b = ops.memory_columns(a[0]), ops.memory_columns(b[0])
+        if k != columns_of_b:
+            raise ShapeError(
+                f"matmul needs a (m, k) and b (n, k) with one k, got {k} and {columns_of_b} columns in memory; "
+                "pass k where some of them are padding"
+            )
+    arguments: Any = (*a, layout_of_a, *b, layout_of_b, k, out_dtype, alpha, bias)
     result: torch.Tensor = ops.matmul(*arguments)
     return result
 
@@ -148,6 +169,19 @@ def _check_parts(function: str, name: str, q: Any) -> None:
     else:
         got = f"{type(q).__name__}; quantize a tensor with fp4rt.torch.quantize"
     raise DtypeError(f"{function} needs {name} as three tensors (data, scales, global_scale), got {got}")
+
+
+def _columns(function: str, data: torch.Tensor, n: Any) -> Any:
+    """n, or all columns in memory where it is None."""
+    if n is None:
+        return ops.memory_columns(data)
+    _check_integer(function, "n", n)
+    return n
+
+
+def _check_integer(function: str, name: str, value: Any) -> None:
+    if not hasattr(value, "__index__"):
+        raise DtypeError(f"{function} needs {name} as an integer, got {value!r}")
 
 
 def _check_dtype(function: str, name: str, dtype: Any) -> None:

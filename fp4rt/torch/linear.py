@@ -211,12 +211,17 @@ class NVFP4Linear(torch.nn.Module):
         Raises:
             ShapeError, DtypeError, DeviceError: x does not fit the weight.
         """
-        if x.shape[-1] != self.in_features:
+        try:
+            flat, columns = x.dim() == 2, x.shape[-1]
+        except AttributeError:
+            raise DtypeError(f"NVFP4Linear needs x as a torch.Tensor, got {type(x).__name__}") from None
+        except IndexError:  # it has no dimension
+            flat, columns = False, 0
+        if columns != self.in_features:
             raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
         quantize_input = self.mode == "w4a4"
         if not quantize_input and x.dtype not in HALVES:
             x = self._as_halves(x)
-        flat = x.dim() == 2
         rows = x if flat else x.reshape(-1, self.in_features)
         buffers = self._buffers  # ``self.name`` costs more than the product's checks
         if buffers["prepacked_data"] is None and x.is_cuda and not _recording():

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from fp4rt import api
+from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.layout import block_columns, data_shape, get_layout
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
@@ -24,6 +25,7 @@ __all__ = [
     "linear",
     "linear_prepacked",
     "matmul",
+    "memory_columns",
     "prepacked_weight",
     "quantize",
     "relayout",
@@ -42,6 +44,9 @@ _PLAIN = frozenset(
     )
 )
 
+# Dispatch keys of tensors that are no memory of dense rows.
+_NOT_DENSE = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "MkldnnCPU")
+
 
 def _requires_grad(*arguments: Any) -> bool:
     return any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments)
@@ -58,6 +63,8 @@ def _operator(schema: str) -> Any:
         for device in ("CPU", "CUDA"):
             _library.impl(name, function, device)
         operator = getattr(torch.ops.fp4rt, name)
+        for key in _NOT_DENSE:
+            _library.impl(name, _refusal(operator.default), key)
         _library.impl(name, _autograd_kernel(operator.default, function), "Autograd", with_keyset=True)
         return operator
 
@@ -96,6 +103,20 @@ def _autograd_kernel(operator: Any, function: Any) -> Any:
     return kernel
 
 
+def _refusal(operator: Any) -> Any:
+    """What runs where a tensor is not dense."""
+
+    def refuse(*args: Any) -> Any:
+        for argument, value in zip(operator._schema.arguments, args, strict=True):
+            if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
+                name = operator.name().removeprefix("fp4rt::")
+                raise DtypeError(
+                    f"{name} needs {argument.name} as a dense tensor, got {value.layout}; call .to_dense() on it"
+                )
+
+    return refuse
+
+
 def _fake(name: str) -> Any:
     return torch.library.register_fake(f"fp4rt::{name}", lib=_library)
 
@@ -114,11 +135,24 @@ def _empty_quantized(
     )
 
 
+def memory_columns(data: torch.Tensor) -> int:
+    """Columns in memory of packed codes (m, columns / 2).
+
+    Raises:
+        ShapeError: they have fewer than two dimensions.
+    """
+    try:
+        return data.shape[1] * 2
+    except IndexError:
+        raise ShapeError(f"QuantizedTensor needs data as (m, columns / 2), got shape {tuple(data.shape)}") from None
+
+
 def _tensor(
     data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str
 ) -> QuantizedTensor:
     """The quantized tensor (m, n) that these three make up, checked."""
-    return QuantizedTensor(data, scales, global_scale, (data.shape[0], n), layout, data.shape[1] * 2)
+    columns = memory_columns(data)
+    return QuantizedTensor(data, scales, global_scale, (data.shape[0], n), layout, columns)
 
 
 @_operator("quantize(Tensor x, Tensor? global_scale, str layout, SymInt? padded_n) -> (Tensor, Tensor, Tensor)")
@@ -150,8 +184,9 @@ def dequantize(
     data: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor, n: int, layout: str, dtype: torch.dtype
 ) -> torch.Tensor:
     """(m, n) in ``dtype``."""
+    q = _tensor(data, scales, global_scale, n, layout)
     out = data.new_empty((data.shape[0], n), dtype=dtype)
-    api.dequantize(_tensor(data, scales, global_scale, n, layout), dtype, out=out)
+    api.dequantize(q, dtype, out=out)
     return out
 
 

@@ -280,6 +280,11 @@ def test_wrong_inputs_and_weights_are_named() -> None:
     layer = NVFP4Linear.from_linear(linear(64, 48))
     with pytest.raises(ShapeError, match=r"x with 64 columns, got x\.shape = \(3, 32\)"):
         layer(batch(3, 32))
+    with pytest.raises(ShapeError, match=r"x with 64 columns, got x\.shape = \(\)"):
+        layer(batch(1)[0])
+    for value in (batch(3, 64).numpy(), [1.0], None):
+        with pytest.raises(DtypeError, match=r"needs x as a torch\.Tensor, got (ndarray|list|NoneType)"):
+            layer(value)
     with pytest.raises(DtypeError, match="float16, bfloat16"):
         layer(batch(3, 64, dtype=torch.float32))
     with pytest.raises(ShapeError, match=r"weight of shape \(48, 64\)"):

@@ -111,6 +111,51 @@ def test_what_is_no_tensor_is_refused_in_one_line(device: str) -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_what_operators_cannot_take_is_refused_as_by_the_functions(device: str) -> None:
+    x = matrix(4, 32, device)
+    a = data, scales, scale = ft.quantize(x)
+    no_matrix = r"QuantizedTensor needs data as \(m, columns / 2\), got shape"
+    for call, error, message in (
+        (lambda: ft.dequantize(data[0], scales, scale), ShapeError, no_matrix),
+        (lambda: ft.dequantize(data[0], scales, scale, n=32), ShapeError, no_matrix),
+        (lambda: ft.matmul((data[0, 0], scales, scale), a), ShapeError, no_matrix),
+        (lambda: ft.matmul(a, (data[0], scales, scale), k=32), ShapeError, no_matrix),
+        (lambda: ft.relayout(data[0], scales, "linear"), ShapeError, no_matrix),
+        (lambda: ft.dequantize(*a, n=-16), ShapeError, "n >= 1 columns, got shape"),
+        (lambda: ft.quantize(x, layout=None), LayoutError, "unknown scale layout None"),
+        (lambda: ft.quantize(x, layout=b"128x4"), LayoutError, "unknown scale layout b'128x4'"),
+        (lambda: ft.dequantize(*a, layout=5), LayoutError, "unknown scale layout 5"),
+        (lambda: ft.relayout(data, scales, None), LayoutError, "unknown scale layout None"),
+        (lambda: ft.matmul(a, a, layouts=("128x4", None)), LayoutError, "unknown scale layout None"),
+        (lambda: ft.matmul(a, a, layouts="128x4"), LayoutError, "matmul needs layouts as two names, .* got '128x4'"),
+        (lambda: ft.matmul(a, a, layouts=("128x4",)), LayoutError, "needs layouts as two names"),
+        (lambda: ft.matmul(a, a, layouts=5), LayoutError, "needs layouts as two names, .* got 5"),
+        (lambda: ft.quantize(x, padded_n="48"), DtypeError, "quantize needs padded_n as an integer, got '48'"),
+        (lambda: ft.dequantize(*a, n=32.0), DtypeError, r"dequantize needs n as an integer, got 32\.0"),
+        (lambda: ft.relayout(data, scales, "linear", n="3"), DtypeError, "relayout needs n as an integer, got '3'"),
+        (lambda: ft.matmul(a, a, k="3"), DtypeError, "matmul needs k as an integer, got '3'"),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["to_sparse", "to_sparse_csr", "to_sparse_bsr"])
+def test_sparse_tensors_are_refused_by_name(device: str, form: str) -> None:
+    x = matrix(4, 32, device, torch.float32)
+    sparse = x.to_sparse_bsr((2, 2)) if form == "to_sparse_bsr" else getattr(x, form)()
+    a = ft.quantize(x)
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            for call, name in (
+                (lambda: ft.quantize(sparse), "quantize needs x"),
+                (lambda: ft.global_scale(sparse), "global_scale needs x"),
+                (lambda: ft.matmul(a, a, bias=sparse), "matmul needs bias"),
+            ):
+                with pytest.raises(DtypeError, match=rf"{name} as a dense tensor, got torch\.sparse_.*\.to_dense\(\)"):
+                    call()
+
+
 def test_a_symbolic_trace_takes_what_stands_for_a_tensor(device: str) -> None:
     x = matrix(3, 64, device)
     traced = torch.fx.symbolic_trace(lambda x: ft.quantize(x)[0])
