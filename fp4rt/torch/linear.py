@@ -202,11 +202,10 @@ class NVFP4Linear(torch.nn.Module):
         return kept
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(..., out_features) in x's dtype.
+        """(..., out_features) in x's dtype, or in that of ``torch.autocast``, to which x is cast as for ``nn.Linear``.
 
         Args:
-            x: (..., in_features), float16 or bfloat16; float32 too with mode "w4a4", and under ``torch.autocast``,
-                which then says the product's dtype, as for ``nn.Linear``.
+            x: (..., in_features), float16 or bfloat16; float32 too with mode "w4a4", and under ``torch.autocast``.
 
         Raises:
             ShapeError, DtypeError, DeviceError: x does not fit the weight.
@@ -221,7 +220,7 @@ class NVFP4Linear(torch.nn.Module):
             raise ShapeError(f"NVFP4Linear needs x with {self.in_features} columns, got x.shape = {tuple(x.shape)}")
         quantize_input = self.mode == "w4a4"
         if not quantize_input and x.dtype not in HALVES:
-            x = self._as_halves(x)
+            self._check_autocast(x)
         rows = x if flat else x.reshape(-1, self.in_features)
         buffers = self._buffers  # ``self.name`` costs more than the product's checks
         if buffers["prepacked_data"] is None and x.is_cuda and not _recording():
@@ -255,11 +254,11 @@ class NVFP4Linear(torch.nn.Module):
             )
         return y if flat else y.reshape(*x.shape[:-1], self.out_features)
 
-    def _as_halves(self, x: torch.Tensor) -> torch.Tensor:
-        """x in 16 bits where autocast asks for it."""
+    def _check_autocast(self, x: torch.Tensor) -> None:
+        """Refuse an x that the operators will not cast to 16 bits."""
         device = x.device.type
         if x.dtype is torch.float32 and device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
-            return x.to(torch.get_autocast_dtype(device))
+            return
         got = str(x.dtype).removeprefix("torch.")
         raise DtypeError(
             f"NVFP4Linear({self.extra_repr()}) needs x as float16, bfloat16, got {got}; "

@@ -47,6 +47,8 @@ _PLAIN = frozenset(
 # Dispatch keys of tensors that are no memory of dense rows.
 _NOT_DENSE = ("SparseCPU", "SparseCUDA", "SparseCsrCPU", "SparseCsrCUDA", "MkldnnCPU")
 
+_CAST = (torch.float16, torch.bfloat16, torch.float32)  # what autocast casts, of what the operators take
+
 
 def _requires_grad(*arguments: Any) -> bool:
     return any(isinstance(argument, torch.Tensor) and argument.requires_grad for argument in arguments)
@@ -115,6 +117,22 @@ def _refusal(operator: Any) -> Any:
                 )
 
     return refuse
+
+
+def _cast_by_autocast(operator: Any) -> None:
+    """Under ``torch.autocast`` x goes to its dtype first, as for torch's own ``linear``."""
+
+    def register(device: str, key: str) -> None:
+        autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+
+        def cast(x: torch.Tensor, *args: Any) -> Any:
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return operator(x.to(torch.get_autocast_dtype(device)) if x.dtype in _CAST else x, *args)
+
+        _library.impl(operator.name().removeprefix("fp4rt::"), cast, key)
+
+    register("cpu", "AutocastCPU")
+    register("cuda", "AutocastCUDA")
 
 
 def _fake(name: str) -> Any:
@@ -335,6 +353,9 @@ def _(
 ) -> torch.Tensor:
     return x.new_empty((x.shape[0], n))
 
+
+_cast_by_autocast(linear.default)
+_cast_by_autocast(linear_prepacked.default)
 
 _prepacked: weakref.WeakValueDictionary[int, PrepackedWeight] = weakref.WeakValueDictionary()  # by id of the tiles
 

@@ -312,6 +312,26 @@ def test_fp32_activations_are_refused_with_the_remedy_or_cast_as_autocast_asks(d
         model(x.double())
 
 
+@pytest.mark.parametrize("prepacked", [False, True])
+@pytest.mark.parametrize("mode", ["w4a16", "w4a4"])
+def test_under_autocast_a_layer_has_the_dtype_that_a_linear_has(device: str, mode: str, prepacked: bool) -> None:
+    source = linear(64, 48, device, torch.float32)
+    layer = NVFP4Linear.from_linear(source, mode=mode)
+    if prepacked:
+        layer.prepack()
+    for given in (torch.float32, torch.float16, torch.bfloat16):
+        x = batch(3, 64, device=device, dtype=given)
+        for asked in (torch.float16, torch.bfloat16):
+            with torch.autocast(device, asked), torch.no_grad():
+                y = layer(x)
+                assert y.dtype == source(x).dtype == asked
+            assert torch.equal(y, layer(x.to(asked)))
+    torch.compiler.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.autocast(device, torch.float16), torch.no_grad():
+        assert torch.equal(compiled(x), layer(x))
+
+
 def test_a_checkpoints_weight_in_any_layout_can_be_set(device: str) -> None:
     source = linear(64, 48, device)
     layer = NVFP4Linear.from_linear(source)
