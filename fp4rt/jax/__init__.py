@@ -21,6 +21,7 @@ import numpy as np
 from fp4rt import api
 from fp4rt.arguments import (
     ACTIVATION_DTYPES,
+    check_dtype,
     check_is_no_weight,
     check_is_quantized,
     check_is_weight,
@@ -70,14 +71,14 @@ def quantize(
 def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
     """:func:`fp4rt.dequantize` for arrays and tracers: (m, n) in ``dtype``."""
     check_is_quantized("dequantize", "q", q)
-    result = jax.ShapeDtypeStruct(q.shape, _check_dtype("dequantize", dtype))
+    result = jax.ShapeDtypeStruct(q.shape, jnp.dtype(check_dtype("dequantize", "dtype", dtype)))
     return ffi.call("dequantize", result, *_checked_parts(q), **_settings(q))
 
 
 def relayout(q: QuantizedTensor, layout: str) -> QuantizedTensor:
     """:func:`fp4rt.relayout` for arrays and tracers, as plain JAX operations."""
     check_is_quantized("relayout", "q", q)
-    q.check_parts()
+    _checked_parts(q)
     known, before = get_layout(layout), get_layout(q.layout)
     m, n = q.shape
     columns, valid = block_columns(q.padded_n), ceil_div(n, BLOCK)
@@ -133,7 +134,7 @@ def matmul(
         arguments.append(_scalar("alpha", alpha))
     if bias is not None:
         arguments.append(bias)
-    result = jax.ShapeDtypeStruct((m, n), _check_dtype("matmul", out_dtype))
+    result = jax.ShapeDtypeStruct((m, n), jnp.dtype(check_dtype("matmul", "out_dtype", out_dtype)))
     return ffi.call("matmul", result, *arguments, **settings)
 
 
@@ -208,9 +209,16 @@ def _rebuild(arguments: list[Any], settings: dict[str, Any]) -> tuple[Any, list[
 def _check_array(function: str, name: str, x: Any, dtypes: tuple[str, ...]) -> None:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise DtypeError(f"{function} needs {name} as an array, got {type(x).__name__}")
-    dtype = jnp.dtype(x.dtype).name
-    if dtype not in dtypes:
-        raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {dtype}; cast it yourself")
+    _check_library(f"{function} needs {name}", x)
+    if str(x.dtype) not in dtypes:
+        raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {x.dtype}; cast it yourself")
+
+
+def _check_library(what: str, x: Any) -> None:
+    if not (isinstance(x, (jax.Array, np.ndarray)) or hasattr(x, "__jax_array__")):
+        raise DtypeError(
+            f"{what} as an array of JAX or NumPy, got {type(x).__name__}; jax.numpy.from_dlpack makes one of it"
+        )
 
 
 def _check_matrix(
@@ -218,13 +226,6 @@ def _check_matrix(
 ) -> tuple[int, int]:
     _check_array(function, name, x, dtypes)
     return check_matrix_shape(x.shape, f"{function} needs {name}", columns)
-
-
-def _check_dtype(function: str, dtype: Any) -> Any:
-    name = jnp.dtype(dtype).name
-    if name not in INPUT_DTYPES:
-        raise DtypeError(f"{function} needs a dtype of {', '.join(INPUT_DTYPES)}, got {name}")
-    return jnp.dtype(dtype)
 
 
 def _check_global_scale(value: Any) -> Any:
@@ -255,6 +256,8 @@ def _parts(q: QuantizedTensor | PrepackedWeight) -> tuple[Any, Any, Any]:
 def _checked_parts(q: QuantizedTensor | PrepackedWeight) -> tuple[Any, Any, Any]:
     """The arrays, which as those of a pytree may be any."""
     q.check_parts()
+    for part in _parts(q):
+        _check_library(f"{type(q).__name__} needs each part", part)
     return _parts(q)
 
 

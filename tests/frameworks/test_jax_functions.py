@@ -199,7 +199,7 @@ def test_errors_come_while_tracing() -> None:
         fj.matmul(jnp.ones((1, 3, 64), jnp.float16), q)
     with pytest.raises(ShapeError, match=r"bias of shape \(3,\)"):
         fj.matmul(q, q, bias=jnp.ones(4))
-    with pytest.raises(DtypeError, match="got int8"):
+    with pytest.raises(DtypeError, match=r"float16, bfloat16, float32, got <class 'jax\.numpy\.int8'>"):
         fj.dequantize(q, jnp.int8)
     with pytest.raises(DtypeError, match=r"fp4rt\.jax"):
         jax.jit(lambda x: fp4rt.quantize(x))(jnp.ones((3, 64)))
@@ -212,6 +212,45 @@ def test_dtypes_of_a_product_are_checked_while_tracing() -> None:
             jax.eval_shape(fj.matmul, x.astype(jnp.float32), b)
         with pytest.raises(DtypeError, match="needs bias as float16, bfloat16, float32, got int32"):
             jax.eval_shape(lambda b: fj.matmul(x, b, bias=jnp.ones(5, jnp.int32)), b)
+
+
+def test_dtypes_are_spelled_as_for_the_functions_and_others_are_refused() -> None:
+    x, q = jnp.ones((3, 64), jnp.bfloat16), fj.quantize(jnp.ones((5, 64)))
+    torch = pytest.importorskip("torch")
+    for dtype in ("fp16", "half", np.float16, jnp.float16, np.dtype("float16"), torch.float16):
+        assert fj.dequantize(q, dtype).dtype == fj.matmul(x, q, out_dtype=dtype).dtype == jnp.float16
+    for dtype in ("zz", 5, None, "float64", np.float64, torch.int8, jnp.float8_e4m3fn):
+        with pytest.raises(DtypeError, match="dequantize needs dtype as one of float16, bfloat16, float32, got"):
+            fj.dequantize(q, dtype)
+        with pytest.raises(DtypeError, match="matmul needs out_dtype as one of float16, bfloat16, float32, got"):
+            fj.matmul(x, q, out_dtype=dtype)
+
+
+def test_arrays_that_jax_does_not_take_are_refused_by_name() -> None:
+    torch = pytest.importorskip("torch")
+    x, q = jnp.ones((3, 64), jnp.bfloat16), fj.quantize(jnp.ones((5, 64)))
+    for value, message in (
+        (torch.ones(3, 64), r"an array of JAX or NumPy, got Tensor; jax\.numpy\.from_dlpack"),
+        (np.ones((3, 64), ">f4"), "float16, bfloat16.*, got >f4; cast it yourself"),
+    ):
+        for call, name in (
+            (lambda x: fj.quantize(x), "quantize needs x as"),
+            (lambda x: fj.global_scale(x), "global_scale needs x as"),
+            (lambda b: fj.matmul(x, q, bias=b[0]), "matmul needs bias as"),
+        ):
+            with pytest.raises(DtypeError, match=f"{name} {message}"):
+                call(value)
+    with pytest.raises(DtypeError, match="matmul needs a as an array of JAX or NumPy, got Tensor"):
+        fj.matmul(torch.ones(3, 64, dtype=torch.float16), q)
+    of_torch = fp4rt.quantize(torch.ones(3, 64))
+    for call in (
+        lambda: fj.dequantize(of_torch),
+        lambda: fj.relayout(of_torch, "linear"),
+        lambda: fj.matmul(x, of_torch),
+        lambda: fj.matmul(x, fp4rt.prepack(of_torch)),
+    ):
+        with pytest.raises(DtypeError, match="needs each part as an array of JAX or NumPy, got Tensor"):
+            call()
 
 
 @pytest.mark.parametrize("scale", [-1.0, 0, float("nan"), 1e39, 10**400, np.float32("inf"), np.zeros(1, np.float32)])
