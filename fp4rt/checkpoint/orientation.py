@@ -1,12 +1,13 @@
 """Which axis of a stored weight is k: blocks of NVFP4 run along it, and not every model stores it last.
 
-Shapes tell first: a bias has n elements, and projections of experts begin or end at ``hidden_size``. Where they fit
-either way the model's type does: Hugging Face's ``Conv1D`` stores (k, n), and some models keep stacks of experts as
-(e, k, n), for x @ w. Both are read from config.json, beside a single file, too. Where nothing tells, (n, k) and
-(e, n, k) are assumed, and for stacks the report says so.
+Shapes tell first: a bias has n elements, and projections of experts begin or end at the language model's
+``hidden_size``, or at ``moe_latent_size`` where experts work on a projection of it. Where they fit either way the
+model's type does: Hugging Face's ``Conv1D`` stores (k, n), and some models keep stacks of experts as (e, k, n), for
+x @ w. Both are read from config.json, beside a single file, too. Where nothing tells, (n, k) and (e, n, k) are assumed,
+and for stacks the report says so.
 
-Sources: transformers 5.24, ``pytorch_utils.Conv1D``, ``use_experts_implementation(is_transposed=True)`` and
-``conversion_mapping.py``; vLLM, ``models/jais.py``.
+Sources: transformers 5.24, ``pytorch_utils.Conv1D``, ``use_experts_implementation(is_transposed=True)``,
+``conversion_mapping.py`` and ``models/nemotron_h``; vLLM, ``models/jais.py``.
 """
 
 from __future__ import annotations
@@ -31,8 +32,13 @@ TRANSPOSED_MODELS = {
 # Models whose gate_up_proj alternates rows of gate and up.
 INTERLEAVED_MODELS = {"gpt_oss"}
 # Projections of experts whose k, or whose n, is the model's hidden_size.
-FROM_HIDDEN = {"gate_up_proj", "gate_proj", "up_proj", "w1", "w3", "fc1"}
-TO_HIDDEN = {"down_proj", "w2", "fc2"}
+FROM_HIDDEN = {"gate_up_proj", "gate_and_up_projs", "gate_proj", "up_proj", "w1", "w3", "fc1"}
+TO_HIDDEN = {"down_proj", "down_projs", "w2", "fc2"}
+# Parts of a configuration that describe a language model; those of images and sound have a hidden_size, too.
+LANGUAGE_PARTS = {
+    *("text_config", "language_config", "llm_config", "thinker_config", "talker_config"),
+    *("decoder", "decoder_config"),
+}
 
 
 @dataclass(frozen=True)
@@ -55,12 +61,12 @@ def read_orientation(store: Store) -> Orientation:
         CheckpointError: config.json is no JSON object.
     """
     config = _model_config(store)
-    types = set(_values(config, "model_type"))
+    types = _model_types(config)
     conv1d = {name for name in store if _bias_says_transposed(store, name)}
     if types & CONV1D_MODELS or any(CONV1D.search(LayerName.of_weight(name).base) for name in conv1d):
         conv1d.update(name for name in store if CONV1D.search(LayerName.of_weight(name).base))
-    hidden = set(_values(config, "hidden_size"))
-    stacks = {name: _shape_says(store, name, hidden) for name in store if len(store.entry(name).shape) == 3}
+    extents = list(_extents_of_experts(config))
+    stacks = {name: _shape_says(store, name, extents) for name in store if len(store.entry(name).shape) == 3}
     said = {verdict for verdict in stacks.values() if verdict is not None}
     usual = said.pop() if len(said) == 1 else True if types & TRANSPOSED_MODELS else None
     assumed = (name for name, verdict in stacks.items() if verdict is None and usual is None)
@@ -74,7 +80,7 @@ def interleaves(store: Store) -> bool:
     Raises:
         CheckpointError: config.json is no JSON object.
     """
-    return not INTERLEAVED_MODELS.isdisjoint(_values(_model_config(store), "model_type"))
+    return not INTERLEAVED_MODELS.isdisjoint(_model_types(_model_config(store)))
 
 
 def _model_config(store: Store) -> dict[str, Any]:
@@ -92,20 +98,42 @@ def _bias_says_transposed(store: Store, name: str) -> bool:
     return len(shape) == 2 and shape[0] != shape[1] and length == shape[1:]
 
 
-def _shape_says(store: Store, name: str, hidden: set[Any]) -> bool | None:
+def _shape_says(store: Store, name: str, extents: list[tuple[int, int | None]]) -> bool | None:
     """Whether a stack is transposed; None where its extents do not tell."""
     leaf = LayerName.of_weight(name).base.rpartition(".")[2]
-    _, first, last = store.entry(name).shape
-    if (first in hidden) == (last in hidden) or leaf not in FROM_HIDDEN | TO_HIDDEN:
+    if leaf not in FROM_HIDDEN | TO_HIDDEN:
         return None
-    return (first in hidden) == (leaf in FROM_HIDDEN)
+    _, first, last = store.entry(name).shape
+    said = set()
+    for hidden, inner in extents:
+        inside = {inner, 2 * inner if leaf in FROM_HIDDEN else inner} if inner else {first, last}  # gate and up in one
+        begins, ends = first == hidden and last in inside, last == hidden and first in inside
+        if begins != ends:
+            said.add(begins == (leaf in FROM_HIDDEN))
+    return said.pop() if len(said) == 1 else None
 
 
-def _values(config: dict[str, Any], key: str) -> Iterator[Any]:
-    """What ``key`` says in a configuration and in those of the model's parts within it."""
-    tables: list[dict[str, Any]] = [config]
+def _extents_of_experts(config: dict[str, Any]) -> Iterator[tuple[int, int | None]]:
+    """(extent at an expert's ends, extent inside or None) as each language model of a configuration says."""
+    tables = [config]
     while tables:
         table = tables.pop()
-        if isinstance(table.get(key), (str, int)):
-            yield table[key]
+        latent, hidden, inner = (
+            value if type(value := table.get(key)) is int else None
+            for key in ("moe_latent_size", "hidden_size", "moe_intermediate_size")
+        )
+        end = hidden if latent is None else latent
+        if end is not None:
+            yield end, inner
+        tables += [value for key, value in table.items() if key in LANGUAGE_PARTS and isinstance(value, dict)]
+
+
+def _model_types(config: dict[str, Any]) -> set[str]:
+    """The types of a model and of its parts."""
+    types, tables = set(), [config]
+    while tables:
+        table = tables.pop()
+        if isinstance(table.get("model_type"), str):
+            types.add(table["model_type"])
         tables += [value for value in table.values() if isinstance(value, dict)]
+    return types

@@ -39,9 +39,9 @@ RULES = """\
 By default every linear weight is quantized: 2-D *.weight tensors of F16, BF16 or F32, and 3-D stacks below a module
 called `experts`. Left as they are: embeddings, norms, the output head (lm_head), the routers of experts, weights
 stored as (k, n) (Hugging Face's Conv1D, as in GPT-2), and weights whose columns are no multiple of 16 (--pad pads
-them). Which axis of a stack is k is told by config.json (model_type, hidden_size); where that does not tell, the last
-is taken and a note says so. --include PATTERN takes exactly what matches (`default` stands for these rules), --exclude
-PATTERN takes out; patterns are shell globs on tensor or module names."""
+them). Which axis of a stack is k is told by config.json (model_type, sizes of the experts); where that does not tell,
+the last is taken and a note says so. --include PATTERN takes exactly what matches (`default` stands for these rules),
+--exclude PATTERN takes out; patterns are shell globs on tensor or module names."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ GPT2 = {
     "h.0.attn.c_attn.weight": (96, 288),
     "h.0.attn.c_proj.weight": (96, 96),
     "h.0.mlp.c_fc.weight": (96, 384),
+    "h.0.mlp.c_fc2.weight": (96, 384),
     "h.0.mlp.c_proj.weight": (384, 96),
 }
 
@@ -124,6 +125,67 @@ def test_what_is_assumed_of_a_stack_is_said(config, tmp_path):
     ]
     only = checkpoint.QuantizeOptions(selection=checkpoint.Selection(include=("a",)))
     assert checkpoint.quantize(tmp_path / "model", tmp_path / "r", only).notes == []
+
+
+LATENT = {"hidden_size": 64, "moe_latent_size": 32, "moe_intermediate_size": 64}
+APART = {"text_config": {"d_model": 64}, "vision_config": {"hidden_size": 96}}
+
+
+@pytest.mark.parametrize(
+    "config, up, down",
+    [
+        ({"model_type": "nemotron_h", **LATENT}, (4, 64, 32), (4, 32, 64)),
+        ({"model_type": "vl", "llm_config": LATENT}, (4, 64, 32), (4, 32, 64)),
+        ({**LATENT, "moe_latent_size": None}, (4, 64, 64), (4, 64, 64)),
+        ({"hidden_size": 64, "moe_intermediate_size": 32}, (4, 48, 64), (4, 64, 48)),
+        ({"text_config": {"hidden_size": 64}, "vision_config": {"hidden_size": 48}}, (4, 48, 64), (4, 64, 48)),
+        (APART, (4, 96, 64), (4, 64, 96)),
+    ],
+)
+def test_hidden_sizes_that_are_not_those_of_experts_flip_no_stack(config, up, down, tmp_path):
+    """NemotronHExperts lie as (e, n, k) behind a projection to moe_latent_size; images have a hidden_size, too."""
+    tensors = {"l.experts.up_proj": up, "l.experts.w1": up, "l.experts.down_proj": down}
+    save_model(tmp_path / "model", tensors, config)
+    checkpoint.quantize(tmp_path / "model", tmp_path / "q")
+    opened = checkpoint.open(tmp_path / "q")
+    assert not any(opened.layer(name).transposed for name in tensors)
+    for name, (experts, rows, columns) in tensors.items():
+        assert opened[f"{name}_weight_scale"].shape == (experts, rows, columns // 16)
+
+
+@pytest.mark.parametrize(
+    "config, told",
+    [
+        (LATENT, True),
+        ({"hidden_size": 64}, False),
+        ({"hidden_size": 32}, True),
+        ({"hidden_size": 32, "moe_intermediate_size": 48}, False),
+        ({"thinker_config": {"hidden_size": 128}, "talker_config": {"hidden_size": 32}}, False),
+        (APART, False),
+    ],
+)
+def test_an_orientation_that_no_extent_tells_is_said_to_be_assumed(config, told, tmp_path):
+    save_model(tmp_path / "model", {"l.experts.up_proj": (4, 128, 32)}, config)
+    notes = checkpoint.quantize(tmp_path / "model", tmp_path / "q").notes
+    assert [note.partition(" (")[0] for note in notes] == ([] if told else ["1 stack is taken as"])
+
+
+@pytest.mark.parametrize("inner", [None, 48])
+def test_stacks_of_gates_and_ups_in_the_plural_lie_as_their_extents_say(inner, tmp_path):
+    tensors = {"l.experts.gate_and_up_projs": (2, 64, 96), "l.experts.down_projs": (2, 48, 64)}
+    save_model(tmp_path / "model", tensors, {"hidden_size": 64, "moe_intermediate_size": inner})
+    assert checkpoint.quantize(tmp_path / "model", tmp_path / "q").notes == []
+    opened = checkpoint.open(tmp_path / "q")
+    assert all(opened.layer(name).transposed for name in tensors)
+
+
+def test_stacks_that_contradict_each_other_say_nothing_of_others(tmp_path):
+    tensors = {"a.experts.up_proj": (2, 64, 32), "b.experts.up_proj": (2, 32, 64), "c.experts.odd": (2, 16, 16)}
+    save_model(tmp_path / "model", tensors, {"hidden_size": 64})
+    (note,) = checkpoint.quantize(tmp_path / "model", tmp_path / "q").notes
+    assert "1 stack is taken as (experts, n, k), the last axis being k (as 'c.experts.odd')" in note
+    opened = checkpoint.open(tmp_path / "q")
+    assert [opened.layer(name).transposed for name in tensors] == [True, False, False]
 
 
 def test_interleaved_rows_are_not_cut_where_only_the_file_is_named(tmp_path):
