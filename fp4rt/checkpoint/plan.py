@@ -24,6 +24,7 @@ __all__ = [
     "SCALAR_SHAPES",
     "Plan",
     "ShardJob",
+    "check_orientation",
     "format_named",
     "layer_bytes",
     "make_jobs",
@@ -121,6 +122,19 @@ def scale_layout(form: Format, layout: str | None) -> str:
     if name != form.layout and form.name != MODELOPT.name:
         raise CheckpointError(f"{form.name} stores scales as {form.layout}; {name} is possible with modelopt only")
     return name
+
+
+def check_orientation(what: str, form: Format, layout: str, transposed: bool) -> None:
+    """Refuse a stack stored as (e, k, n) where scales are tiled: their shape would not tell that it lies so.
+
+    Raises:
+        CheckpointError: it is one; the message begins with ``what``.
+    """
+    if transposed and get_layout(layout).tiled:
+        has_no = form.name if layout == form.layout else layout
+        raise CheckpointError(
+            f"{what} is stored as (experts, k, n), which has no {has_no} form; modelopt keeps it, with linear scales"
+        )
 
 
 def layer_bytes(store: Store, layer: StoredLayer) -> int:

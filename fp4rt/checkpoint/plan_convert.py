@@ -11,13 +11,21 @@ from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.experts import GATE_UP, apart
-from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, Format
+from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, Format
 from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Fuse, Join, target_of
 from fp4rt.checkpoint.orientation import interleaves
-from fp4rt.checkpoint.plan import SCALAR_SHAPES, Plan, format_named, layer_bytes, make_jobs, scale_layout
+from fp4rt.checkpoint.plan import (
+    SCALAR_SHAPES,
+    Plan,
+    check_orientation,
+    format_named,
+    layer_bytes,
+    make_jobs,
+    scale_layout,
+)
 from fp4rt.checkpoint.plan_fuse import fuse_layers
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
@@ -134,10 +142,7 @@ def _convert(store: Store, layer: StoredLayer, form: Format, layout: str, interl
         input_shape = form.scalar_shape if shape in SCALAR_SHAPES else shape
     if form.name == COMPRESSED_TENSORS.name and layer.experts is not None:
         return Convert(layer, _split_stack(store, layer, form, layout, interleaved), nbytes)
-    if layer.transposed and form.name == COMFY.name:
-        raise CheckpointError(
-            f"{store.path}: {printable(layer.data)} is stored as (experts, k, n), which has no comfy form"
-        )
+    check_orientation(f"{store.path}: {printable(layer.data)}", form, layout, layer.transposed)
     target = target_of(layer, form, layout, input_shape)
     return Convert(layer, ((target, 0, 0, layer.rows),), nbytes)
 

@@ -12,14 +12,14 @@ import numpy as np
 from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import detect, read_configuration
-from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, MODELOPT, Format, LayerName
+from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
 from fp4rt.checkpoint.operations import Copy, Quantize
 from fp4rt.checkpoint.orientation import Orientation, read_orientation
 from fp4rt.checkpoint.overrides import Overrides
-from fp4rt.checkpoint.plan import Plan, format_named, make_jobs, scale_layout
+from fp4rt.checkpoint.plan import Plan, check_orientation, format_named, make_jobs, scale_layout
 from fp4rt.checkpoint.selection import Selection, unused
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
@@ -179,8 +179,7 @@ def _quantize(
         raise CheckpointError(
             f"{printable(spec.name)}: compressed-tensors has no stacks of experts; quantize to modelopt, then convert"
         )
-    if transposed and form.name == COMFY.name:
-        raise CheckpointError(f"{printable(spec.name)}: a stack stored as (experts, k, n) has no comfy form")
+    check_orientation(printable(spec.name), form, layout, transposed)
     target = TargetLayer(
         name,
         form,

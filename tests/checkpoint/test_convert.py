@@ -416,6 +416,15 @@ def test_experts_stored_transposed_are_quantized_along_k(tmp_path):
     assert np.abs(back.astype(np.float32) - x).max() < 0.5
     with pytest.raises(CheckpointError, match="no comfy form"):
         checkpoint.convert(tmp_path / "q", tmp_path / "comfy", "comfy")
+    for form, layout in (("comfy", None), ("modelopt", "128x4"), ("modelopt", "8x4")):
+        said = (
+            f"stored as \\(experts, k, n\\), which has no {layout or form} form; modelopt keeps it, with linear scales"
+        )
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.convert(tmp_path / "q", tmp_path / "c", form, layout=layout)
+        with pytest.raises(CheckpointError, match=said):
+            checkpoint.quantize(source, tmp_path / "c", checkpoint.QuantizeOptions(form, layout))
+        assert not (tmp_path / "c").exists()
 
 
 def test_interleaved_gate_and_up_are_not_cut(tmp_path):
