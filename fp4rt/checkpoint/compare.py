@@ -35,7 +35,8 @@ class Difference:
         name: name of the weight.
         verdict: "identical" (same codes and block scales, or same bytes), "same values", "differs", "only in A",
             "only in B", or "other shape".
-        max_error: largest absolute difference; None where values cannot be compared.
+        max_error: largest absolute difference, infinite where one alone is NaN or infinite; None where values cannot be
+            compared.
         sqnr_db: of B against A; infinite where there is no difference.
     """
 
@@ -178,14 +179,28 @@ def _one(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> Differen
         for row in range(0, len(x) if x.ndim else 1, step):
             first = np.asarray(x[row : row + step] if x.ndim else x, np.float64)
             second = np.asarray(y[row : row + step] if y.ndim else y, np.float64)
-            difference = second - first
+            first, error = _errors(first, second)
             signal += float(np.square(first).sum())
-            noise += float(np.square(difference).sum())
-            largest = max(largest, float(np.abs(difference).max(initial=0)))
+            noise += float(np.square(error).sum())
+            largest = max(largest, float(error.max(initial=0)))
     if noise == 0:
         return Difference(name, "same values", 0.0, math.inf)
     ratio = signal / noise
     return Difference(name, "differs", largest, 10 * math.log10(ratio) if ratio > 0 else -math.inf)
+
+
+def _errors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A's values and how far B's are from them: infinitely far where one alone is NaN or infinite.
+
+    What is NaN, or the same infinity, in both is 0 in either array.
+    """
+    with np.errstate(invalid="ignore"):
+        error = np.abs(second - first)
+    finite = np.isfinite(error)
+    if finite.all():
+        return first, error
+    alike = (first == second) | (np.isnan(first) & np.isnan(second))
+    return np.where(finite, first, 0), np.where(finite, error, np.where(alike, 0, np.inf))
 
 
 def _identical(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> bool:

@@ -183,6 +183,36 @@ def test_comparison_names_what_only_one_side_has(tmp_path):
     assert [name for name, row in rows.items() if not row.matches] == ["y", "s", "z"]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_in_one_checkpoint_alone_is_no_small_error(bad, tmp_path):
+    x = np.random.default_rng(0).standard_normal((4, 16), np.float32)
+    broken = x.copy()
+    broken[0, 3] = bad
+    stored = {"x": x, "broken": broken, "wide": broken.astype(np.float64), "off": broken + np.float32(0.5)}
+    for name, array in stored.items():
+        checkpoint.save(tmp_path / f"{name}.safetensors", {"w": array})
+
+    def against(a, b):
+        (row,) = checkpoint.compare(tmp_path / f"{a}.safetensors", tmp_path / f"{b}.safetensors")
+        return row
+
+    for a, b in (("x", "broken"), ("broken", "x"), ("x", "wide")):
+        assert against(a, b) == checkpoint.Difference("w", "differs", math.inf, -math.inf)
+    assert against("broken", "wide") == checkpoint.Difference("w", "same values", 0.0, math.inf)
+    row = against("broken", "off")
+    numbers = np.delete(broken.astype(np.float64), 3)
+    error = np.delete(stored["off"].astype(np.float64), 3) - numbers
+    assert row.max_error == np.abs(error).max()
+    assert row.sqnr_db == pytest.approx(10 * math.log10(np.square(numbers).sum() / np.square(error).sum()))
+
+
+def test_a_layer_with_a_nan_scale_is_no_small_error_away(files, tmp_path):
+    sound = files.make(tmp_path / "a.safetensors", matrix(files))
+    broken = files.make(tmp_path / "b.safetensors", matrix(files, b"\x38" * 7 + b"\x7f"))
+    for a, b in ((sound, broken), (broken, sound)):
+        assert checkpoint.compare(a, b) == [checkpoint.Difference("w.weight", "differs", math.inf, -math.inf)]
+
+
 def test_inspection_counts_what_is_there(quantized):
     found = inspect(Store(quantized), codes=True)
     opened = checkpoint.open(quantized)
