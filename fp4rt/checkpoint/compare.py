@@ -16,8 +16,8 @@ from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.experts import GATE_UP, ExpertPart, apart
-from fp4rt.checkpoint.formats import LayerName
-from fp4rt.checkpoint.layers import matrices, rows_of
+from fp4rt.checkpoint.formats import LayerName, encode_scale
+from fp4rt.checkpoint.layers import matrices, rows_of, stored_scales
 from fp4rt.checkpoint.orientation import interleaves, read_orientation
 from fp4rt.checkpoint.store import Store
 from fp4rt.tensor import QuantizedTensor
@@ -33,8 +33,8 @@ class Difference:
 
     Attributes:
         name: name of the weight.
-        verdict: "identical" (same codes and block scales, or same bytes), "same values", "differs", "only in A",
-            "only in B", or "other shape".
+        verdict: "identical" (same codes and scales, or same bytes), "same values", "differs", "only in A", "only in B",
+            or "other shape".
         max_error: largest absolute difference, infinite where one alone is NaN or infinite; None where values cannot be
             compared.
         sqnr_db: of B against A; infinite where there is no difference.
@@ -112,6 +112,16 @@ class _Side:
             yield from matrices(self.store, layer)
         else:
             yield rows_of(next(matrices(self.store, layer, first=part.expert)), part.first, part.end)
+
+    def scales(self, weight: _Weight, as_stored: bool) -> list[list[float]]:
+        """The global scales of a quantized weight and of its activations: one for each of its matrices."""
+        layer, part = self.layers[weight.stored], weight.part
+        found = list(stored_scales(self.store, layer).values())
+        if layer.form.stores_decode and not as_stored:
+            found = [encode_scale(scales) for scales in found]
+        count = len(layer.fused_rows) or layer.experts or 1
+        own = slice(None) if part is None else slice(part.expert, part.expert + 1)
+        return [np.broadcast_to(scales, (count,))[own].tolist() for scales in found]
 
     def plain(self, weight: _Weight) -> np.ndarray:
         """An unquantized weight."""
@@ -204,7 +214,10 @@ def _errors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def _identical(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> bool:
-    """Same bytes; for quantized layers the same codes, block scales and global scales, however they lie."""
+    """Same bytes; for quantized layers the same codes and scales, however they lie.
+
+    Global scales are compared as they are stored, or as encode scales where only one side stores these.
+    """
     layers: tuple[StoredLayer | None, StoredLayer | None] = (
         left.layers.get(weight.stored),
         right.layers.get(other.stored),
@@ -218,10 +231,8 @@ def _identical(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> bo
         return left.plain(weight).tobytes() == right.plain(other).tobytes()
     if layers[0] is None or layers[1] is None or layers[0].fused_rows != layers[1].fused_rows:
         return False
+    as_stored = layers[0].form.stores_decode == layers[1].form.stores_decode
+    if left.scales(weight, as_stored) != right.scales(other, as_stored):
+        return False
     pairs = zip(left.quantized(weight), right.quantized(other), strict=True)
-    return all(
-        np.array_equal(x.global_scale, y.global_scale)
-        and np.array_equal(x.scales, y.scales)
-        and np.array_equal(x.data, y.data)
-        for x, y in pairs
-    )
+    return all(np.array_equal(x.scales, y.scales) and np.array_equal(x.data, y.data) for x, y in pairs)

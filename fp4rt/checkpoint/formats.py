@@ -14,8 +14,11 @@ activation scale     ``input_scale``       ``input_global_..``   ``input_scale``
 rows stored          n                     n                     **n up to 16**
 ===================  ====================  ====================  =====================
 
-Block scales are F8_E4M3, global scales F32. A matrix that is a parameter of its own rather than a module's ``weight``
-(stacked experts: ``experts.gate_up_proj``) joins with an underscore: ``experts.gate_up_proj_weight_scale``.
+Block scales are F8_E4M3, global scales F32. Decode scales become encode scales, and the reverse, as fp32 reciprocals;
+one in six has no fp32 reciprocal that leads back, and a trip there and back ends at the nearest that has one.
+
+A matrix that is a parameter of its own rather than a module's ``weight`` (stacked experts: ``experts.gate_up_proj``)
+joins with an underscore: ``experts.gate_up_proj_weight_scale``.
 
 fp4rt's own ``modelopt`` files may store the scales in another layout (``--layout``). The tensor is then called
 ``weight_scale_128x4`` or ``weight_scale_8x4``, so that a reader that does not know of it fails instead of decoding

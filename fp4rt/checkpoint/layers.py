@@ -30,6 +30,8 @@ __all__ = [
     "lay_out",
     "matrices",
     "rows_of",
+    "scales_that_move",
+    "stored_scales",
     "wrong_scales",
 ]
 
@@ -49,6 +51,24 @@ def global_scales(store: Store, layer: StoredLayer) -> np.ndarray:
 def input_scales(store: Store, layer: StoredLayer) -> np.ndarray | None:
     """Encode scales of the layer's activations; None where it has none."""
     return None if layer.input_scale is None else _encode_scales(store, layer.input_scale, layer.form)
+
+
+def stored_scales(store: Store, layer: StoredLayer) -> dict[str, np.ndarray]:
+    """The layer's global scale and that of its activations, where it has one, as they are stored; by tensor name."""
+    names = (layer.global_scale, layer.input_scale)
+    return {name: np.array(store[name], np.float32).reshape(-1) for name in names if name is not None}
+
+
+def scales_that_move(store: Store, layer: StoredLayer, form: Format) -> list[str]:
+    """Names of global scales that ``form`` stores as reciprocals whose own reciprocals are others.
+
+    The nearest reciprocal is stored; where it does not lead back, no fp32 number does.
+    """
+    there, back = (encode_scale, decode_scale) if layer.form.stores_decode else (decode_scale, encode_scale)
+    if layer.form.stores_decode == form.stores_decode:
+        return []
+    stored = stored_scales(store, layer)
+    return [name for name, scales in stored.items() if not np.array_equal(back(there(scales)), scales)]
 
 
 def matrices(store: Store, layer: StoredLayer, first: int = 0) -> Iterator[QuantizedTensor]:

@@ -14,7 +14,7 @@ from fp4rt.checkpoint.experts import GATE_UP, apart
 from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, Format
 from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.layers import TargetLayer
+from fp4rt.checkpoint.layers import TargetLayer, scales_that_move
 from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Fuse, Join, target_of
 from fp4rt.checkpoint.orientation import interleaves
 from fp4rt.checkpoint.plan import (
@@ -89,6 +89,13 @@ def plan_convert(
         plan.notes.append(
             f"{have} a global scale for each part (as {printable(by_part[0].name.base)}), which a reader must "
             "apply by rows; --fused-scales rescale makes them one"
+        )
+    moved = [name for layer in layers.values() for name in scales_that_move(store, layer, form)]
+    if moved:
+        have = counted(len(moved), "global scale has", "global scales have")
+        plan.notes.append(
+            f"{have} no fp32 reciprocal that leads back (as {printable(moved[0])}); converting back gives the nearest "
+            "that has one"
         )
     return plan
 

@@ -78,7 +78,8 @@ def convert(
 ) -> RunReport:
     """Move an NVFP4 checkpoint into another format. Floats: as :func:`dequantize`.
 
-    Every code and block scale is kept, but ``fused_scales="rescale"`` rounds block scales again.
+    Every code and block scale is kept, but ``fused_scales="rescale"`` rounds block scales again. compressed-tensors
+    stores the reciprocals of the other formats' global scales; a note counts those that would not come back unchanged.
 
     Args:
         source: see :func:`quantize`.

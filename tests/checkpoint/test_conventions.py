@@ -198,6 +198,18 @@ def test_storable_scale_survives_any_number_of_conversions():
         assert np.abs(once.view(np.int32) - encode.view(np.int32)).max() <= units
 
 
+def test_where_the_nearest_reciprocal_does_not_lead_back_no_other_does():
+    """Every fp32 mantissa: beyond the root of 2 numbers lie closer than reciprocals, and some have none."""
+    mantissas = np.arange(1 << 23, dtype=np.uint32)
+    stored = (mantissas | np.uint32(127 << 23)).view(np.float32)
+    nearest = encode_scale(stored)
+    lost = decode_scale(nearest) != stored
+    assert 0.17 < lost.mean() < 0.18
+    assert stored[lost].min() > np.sqrt(2) > stored[~lost].min()
+    for end in (0, 4):
+        assert not np.any(decode_scale(np.nextafter(nearest, np.float32(end)))[lost] == stored[lost])
+
+
 @pytest.mark.parametrize("encode", [FP32_MAX, 1e-38, 1.0, 3.3e38])
 def test_storable_scale_is_finite_in_both_conventions(encode):
     stored = storable_scale(encode)

@@ -48,13 +48,44 @@ def test_every_code_and_block_scale_is_the_same_in_every_format(quantized, tmp_p
 
 def test_foreign_global_scale_moves_by_at_most_one_unit(tmp_path, files):
     """A decode scale that fp4rt did not make may have no exact reciprocal; codes and block scales are kept."""
-    decode = np.float32(1.9999998)
+    decode = np.float32(1.9999999)
     path = files.make(tmp_path / "x.safetensors", files.modelopt(decode))
     checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
     checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "back.safetensors", "modelopt")
     back = TensorFile(tmp_path / "back.safetensors")
     assert abs(int(back["w.weight_scale_2"].view(np.int32)) - int(decode.view(np.int32))) <= 1
     assert bytes(back.raw("w.weight")) == files.codes
+
+
+@pytest.mark.parametrize("decode", [1.9999999, 2.0**-10 * 1.7320508, 2.0**126 * 1.7320508])
+def test_global_scales_that_do_not_come_back_are_counted_and_seen(decode, tmp_path, files):
+    tensors = {**files.modelopt(decode), "w.input_scale": ("F32", [], files.f32(decode))}
+    tensors |= {name.replace("w.", "v."): value for name, value in files.modelopt(0.25).items()}
+    path = files.make(tmp_path / "mo.safetensors", tensors)
+    dry = checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors", dry_run=True)
+    report = checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
+    assert dry.notes == report.notes
+    assert report.notes == [
+        "2 global scales have no fp32 reciprocal that leads back (as 'w.weight_scale_2'); converting back gives the "
+        "nearest that has one"
+    ]
+    assert checkpoint.convert(tmp_path / "ct.safetensors", tmp_path / "back.safetensors", "modelopt").notes == []
+    first, last = TensorFile(path), TensorFile(tmp_path / "back.safetensors")
+    moved = {name for name in first if bytes(first.raw(name)) != bytes(last.raw(name))}
+    assert moved == {"w.weight_scale_2", "w.input_scale"}
+
+    def verdicts(other):
+        return {row.name: row.verdict for row in checkpoint.compare(path, tmp_path / other)}
+
+    assert verdicts("ct.safetensors") == {"w.weight": "identical", "v.weight": "identical"}
+    assert verdicts("back.safetensors") == {"w.weight": "same values", "v.weight": "identical"}
+
+
+def test_encode_scales_that_do_not_come_back_are_counted_too(tmp_path, files):
+    path = files.make(tmp_path / "ct.safetensors", files.compressed_tensors(1.9999999))
+    (note,) = checkpoint.convert(path, tmp_path / "mo.safetensors", "modelopt").notes
+    assert note.startswith("1 global scale has no fp32 reciprocal that leads back (as 'w.weight_global_scale')")
+    assert checkpoint.convert(path, tmp_path / "same.safetensors", "compressed-tensors").notes == []
 
 
 def test_comfy_stores_high_nibble_first_and_swizzled_scales(quantized, tmp_path):

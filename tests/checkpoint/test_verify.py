@@ -183,6 +183,30 @@ def test_comparison_names_what_only_one_side_has(tmp_path):
     assert [name for name, row in rows.items() if not row.matches] == ["y", "s", "z"]
 
 
+@pytest.mark.parametrize("inputs", [None, 0.5, 0.25])
+def test_layers_with_other_activation_scales_are_not_identical(inputs, files, tmp_path):
+    def layer(scale):
+        extra = {} if scale is None else {"w.input_scale": ("F32", [], files.f32(scale))}
+        return files.make(tmp_path / f"{scale}.safetensors", matrix(files, **extra))
+
+    (row,) = checkpoint.compare(layer(inputs), layer(0.5))
+    assert row.verdict == ("identical" if inputs == 0.5 else "same values")
+
+
+@pytest.mark.parametrize("scales", [[0.5], [0.5, 0.5], [0.5, 0.25]])
+def test_one_scale_for_a_stack_is_one_for_each_expert(scales, files, tmp_path):
+    def stack(scales):
+        tensors = {
+            "e.down_proj": ("U8", [2, 1, 8], files.codes * 2),
+            "e.down_proj_weight_scale": ("F8_E4M3", [2, 1, 1], b"\x40\x40"),
+            "e.down_proj_weight_scale_2": ("F32", [len(scales)], files.f32(*scales)),
+        }
+        return files.make(tmp_path / f"{len(scales)}.safetensors", tensors)
+
+    (row,) = checkpoint.compare(stack([0.5]), stack(scales))
+    assert row.verdict == ("identical" if set(scales) == {0.5} else "differs")
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_in_one_checkpoint_alone_is_no_small_error(bad, tmp_path):
     x = np.random.default_rng(0).standard_normal((4, 16), np.float32)
