@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from fp4rt.checkpoint.folder import CONFIG, QUANT_CONFIG, read_json
+from fp4rt.checkpoint.folder import CONFIG, QUANT_CONFIG, read_configuration_file
 from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, FORMATS, MODELOPT, SCALES, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.store import Store
@@ -54,18 +54,22 @@ def read_configuration(store: Store) -> Configuration:
     """Read the configuration of a checkpoint.
 
     Raises:
-        CheckpointError: a file is no JSON object, or names a block size other than 16.
+        CheckpointError: a file is no JSON object, names a block size other than 16, or links out of the folder.
     """
     result = Configuration()
     folder = store.location.folder
-    if store.location.is_folder and (folder / CONFIG).is_file():
-        result.config = read_json(folder / CONFIG)
-        result.quantization = _object(result.config.get(CONFIG_METADATA), f"{folder / CONFIG}: {CONFIG_METADATA}")
+    config, hf_quant = (
+        read_configuration_file(store.location, name) if store.location.is_folder else None
+        for name in (CONFIG, QUANT_CONFIG)
+    )
+    if config is not None:
+        result.config = config
+        result.quantization = _object(config.get(CONFIG_METADATA), f"{folder / CONFIG}: {CONFIG_METADATA}")
         _vote_for_method(result, result.quantization, CONFIG)
-    if store.location.is_folder and (folder / QUANT_CONFIG).is_file():
-        result.hf_quant = read_json(folder / QUANT_CONFIG)
+    if hf_quant is not None:
+        result.hf_quant = hf_quant
         result.vote(MODELOPT.name, QUANT_CONFIG)
-        _check_hf_quant(result.hf_quant, str(folder / QUANT_CONFIG))
+        _check_hf_quant(hf_quant, str(folder / QUANT_CONFIG))
     for name, file in store.files.items():
         if COMFY_METADATA in file.metadata:
             result.vote(COMFY.name, f"{COMFY_METADATA} of {name}")

@@ -17,7 +17,7 @@ from typing import Any
 from fp4rt.checkpoint.header import printable
 from fp4rt.errors import CheckpointError, counted
 
-__all__ = ["CONFIG", "QUANT_CONFIG", "Location", "companions", "locate", "read_json"]
+__all__ = ["CONFIG", "QUANT_CONFIG", "Location", "companions", "locate", "read_configuration_file", "read_json"]
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -135,6 +135,17 @@ def check_link(path: Path, folder: Path) -> None:
     if home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs"):
         return
     raise CheckpointError(f"{path}: a symbolic link that leaves the folder, to {target}; copy the file instead")
+
+
+def read_configuration_file(location: Location, name: str) -> dict[str, Any] | None:
+    """The JSON object called ``name`` of the checkpoint's folder; None where there is none.
+
+    Raises:
+        CheckpointError: it is a link that leaves the folder, or no JSON object.
+    """
+    path = location.folder / name
+    check_link(path, location.folder)
+    return read_json(path) if path.is_file() else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fp4rt.checkpoint.folder import CONFIG, read_json
+from fp4rt.checkpoint.folder import CONFIG, read_configuration_file
 from fp4rt.checkpoint.formats import LayerName
 from fp4rt.checkpoint.store import Store
 
@@ -58,7 +58,7 @@ def read_orientation(store: Store) -> Orientation:
     """Look at names, shapes, biases and the model's configuration.
 
     Raises:
-        CheckpointError: config.json is no JSON object.
+        CheckpointError: config.json is no JSON object, or a link that leaves the folder.
     """
     config = _model_config(store)
     types = _model_types(config)
@@ -78,15 +78,14 @@ def interleaves(store: Store) -> bool:
     """Whether the model's gate_up_proj alternates rows of gate and up.
 
     Raises:
-        CheckpointError: config.json is no JSON object.
+        CheckpointError: config.json is no JSON object, or a link that leaves the folder.
     """
     return not INTERLEAVED_MODELS.isdisjoint(_model_types(_model_config(store)))
 
 
 def _model_config(store: Store) -> dict[str, Any]:
     """The config.json of the folder, also where only a file of it was named; empty where there is none."""
-    path = store.location.folder / CONFIG
-    return read_json(path) if path.is_file() else {}
+    return read_configuration_file(store.location, CONFIG) or {}
 
 
 def _bias_says_transposed(store: Store, name: str) -> bool:

@@ -340,7 +340,7 @@ def test_several_files_without_an_index_are_not_guessed_about(model, tmp_path):
         checkpoint.open(source)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "model-00002-of-00004.safetensors"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "config.json", "model-00002-of-00004.safetensors"])
 def test_link_out_of_the_source_is_refused(name, model, tmp_path):
     source = copy_of(model, tmp_path / "m")
     secret = tmp_path / "secret"
@@ -349,6 +349,43 @@ def test_link_out_of_the_source_is_refused(name, model, tmp_path):
     with pytest.raises(CheckpointError, match="symbolic link that leaves the folder"):
         checkpoint.quantize(source, tmp_path / "q")
     assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json"])
+@pytest.mark.parametrize("target", ["content", "nothing"])
+def test_configuration_that_links_out_of_the_source_is_read_by_nobody(target, name, quantized, tmp_path):
+    source = copy_of(quantized, tmp_path / "m")
+    (source / name).unlink()
+    if target == "content":
+        (tmp_path / "secret").write_text('{"model_type": "llama4"}')
+    (source / name).symlink_to(tmp_path / "secret")
+    readers = [
+        checkpoint.open,
+        checkpoint.verify,
+        lambda path: checkpoint.compare(quantized, path),
+        lambda path: checkpoint.convert(path, tmp_path / "q", "comfy"),
+        lambda path: checkpoint.dequantize(path, tmp_path / "q"),
+    ]
+    for read in readers:
+        with pytest.raises(CheckpointError, match=rf"{name}: a symbolic link that leaves the folder"):
+            read(source)
+    assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_configuration_beside_a_single_file_may_link_only_into_its_folder(inside, tmp_path):
+    source = tmp_path / "m"
+    source.mkdir()
+    checkpoint.save(source / "model.safetensors", {"experts.odd": np.ones((2, 16, 32), np.float32)})
+    told = source / "told.json" if inside else tmp_path / "told.json"
+    told.write_text('{"model_type": "llama4"}')
+    (source / "config.json").symlink_to(told)
+    if inside:
+        checkpoint.quantize(source / "model.safetensors", tmp_path / "q.safetensors")
+        assert checkpoint.open(tmp_path / "q.safetensors").layer("experts.odd").transposed
+    else:
+        with pytest.raises(CheckpointError, match=r"config\.json: a symbolic link that leaves the folder"):
+            checkpoint.quantize(source / "model.safetensors", tmp_path / "q.safetensors")
 
 
 def test_snapshot_of_the_hugging_face_cache_is_read_through_its_links(model, quantized, tmp_path, read_tree):

@@ -19,7 +19,7 @@ from bench.__main__ import BENCHES, SUPPORT
 from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
 from fp4rt.checkpoint import detect
-from fp4rt.checkpoint.folder import read_json
+from fp4rt.checkpoint.folder import read_configuration_file
 from fp4rt.checkpoint.overrides import Rule, Wanted, read_overrides
 from fp4rt.checkpoint.selection import RULES
 from fp4rt.cli import run
@@ -213,7 +213,9 @@ def test_dequantizing_scales_that_no_quantizer_makes_is_done_and_said(byte, word
 
 def test_verify_reads_a_checkpoints_configuration_once(quantized, capsys, monkeypatch):
     read = []
-    monkeypatch.setattr(detect, "read_json", lambda path: read.append(path.name) or read_json(path))
+    monkeypatch.setattr(
+        detect, "read_configuration_file", lambda place, name: read.append(name) or read_configuration_file(place, name)
+    )
     assert fp4rt_command("verify", quantized) == 0
     assert sorted(read) == ["config.json", "hf_quant_config.json"]
 
