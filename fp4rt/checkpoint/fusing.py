@@ -22,7 +22,7 @@ from fp4rt.errors import CheckpointError, ShapeError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["FUSE_MODES", "FusedParts", "fuse"]
+__all__ = ["FUSE_MODES", "FusedParts", "check_mode", "fuse"]
 
 FUSE_MODES = ("keep", "rescale")
 
@@ -64,8 +64,7 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
         CheckpointError: the mode is unknown or there is nothing to join.
         ShapeError: the widths differ.
     """
-    if mode not in FUSE_MODES:
-        raise CheckpointError(f"unknown way to fuse scales {mode!r}; use one of {', '.join(FUSE_MODES)}")
+    check_mode(mode)
     if not parts:
         raise CheckpointError("there is nothing to fuse")
     widths = {(part.shape[1], part.padded_n) for part in parts}
@@ -100,6 +99,16 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
         parts[0].padded_n,
     )
     return FusedParts((joined,), 10 * math.log10(signal / noise) if noise else math.inf, largest, lost)
+
+
+def check_mode(mode: str) -> None:
+    """Refuse a way to fuse scales that there is not.
+
+    Raises:
+        CheckpointError: it is none of FUSE_MODES.
+    """
+    if mode not in FUSE_MODES:
+        raise CheckpointError(f"unknown way to fuse scales {mode!r}; use one of {', '.join(FUSE_MODES)}")
 
 
 def _rescale(scales: np.ndarray, ratio: np.float32) -> np.ndarray:

@@ -75,6 +75,7 @@ class Method:
             raise DtypeError(f"percentile must be a number, got {self.percentile!r}")
         if not 0 < self.percentile <= 100:
             raise CheckpointError(f"percentile must lie in (0, 100], got {self.percentile}")
+        object.__setattr__(self, "percentile", float(self.percentile))
 
     def __str__(self) -> str:
         return f"{self.name} {self.percentile:g}" if self.name == "percentile" else self.name

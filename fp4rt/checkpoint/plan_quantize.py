@@ -14,6 +14,7 @@ from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
 from fp4rt.checkpoint.operations import Copy, Quantize
@@ -62,22 +63,21 @@ class QuantizeOptions:
     histograms: bool = False
 
     def __post_init__(self) -> None:
-        for name, kind, make in (
-            ("form", str, "a string"),
-            ("layout", (str, type(None)), "a string or None"),
-            ("activations", bool, "a bool"),
-            ("selection", Selection, 'a Selection, as Selection(include=("*.mlp.*",))'),
-            ("method", Method, 'a Method, as Method("mse")'),
-            ("compare", bool, "a bool"),
-            ("histograms", bool, "a bool"),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise DtypeError(f"QuantizeOptions needs {name} as {make}, got {value!r}")
+        check_kinds(
+            "QuantizeOptions",
+            ("form", self.form, str, "a string"),
+            ("layout", self.layout, (str, type(None)), "a string or None"),
+            ("activations", self.activations, bool, "a bool"),
+            ("selection", self.selection, Selection, 'a Selection, as Selection(include=("*.mlp.*",))'),
+            ("method", self.method, Method, 'a Method, as Method("mse")'),
+            ("compare", self.compare, bool, "a bool"),
+            ("histograms", self.histograms, bool, "a bool"),
+        )
         if self.override is not None and not callable(self.override):
             raise DtypeError(f"QuantizeOptions needs override as a function or None, got {self.override!r}")
         scale_layout(format_named(self.form), self.layout)
         check_input_amax(self.input_amax, "input_amax")
+        object.__setattr__(self, "input_amax", float(self.input_amax))
 
 
 def check_input_amax(value: Any, what: str) -> None:

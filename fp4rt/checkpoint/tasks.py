@@ -9,7 +9,8 @@ from concurrent.futures import Executor
 from typing import Any
 
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
-from fp4rt.checkpoint.fusing import FUSE_MODES
+from fp4rt.checkpoint.fusing import FUSE_MODES, check_mode
+from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.plan import Plan
 from fp4rt.checkpoint.plan_convert import plan_convert, plan_dequantize
 from fp4rt.checkpoint.plan_quantize import QuantizeOptions, plan_quantize
@@ -55,9 +56,8 @@ def quantize(
         OSError: reading or writing failed.
     """
     options = QuantizeOptions() if options is None else options
-    if not isinstance(options, QuantizeOptions):
-        raise DtypeError(f"quantize needs options as QuantizeOptions or None, got {options!r}")
-    _check_run(jobs, executor, progress)
+    check_kinds("quantize", ("options", options, QuantizeOptions, "QuantizeOptions or None"))
+    _check_run("quantize", source, target, jobs, executor, overwrite, dry_run, progress)
     return _do(plan_quantize(Store(source), options), target, jobs, executor, overwrite, dry_run, progress)
 
 
@@ -96,13 +96,14 @@ def convert(
         progress: see :func:`quantize`.
 
     Raises:
-        CheckpointError: the source is broken or ambiguous, holds what the format cannot carry, or ``jobs`` is below 1.
+        CheckpointError: the source is broken or ambiguous, holds what the format cannot carry, an argument does not
+            apply to it, or ``jobs`` is below 1.
         DtypeError: an argument is of another kind.
+        LayoutError: the layout is unknown.
     """
-    _check_run(jobs, executor, progress)
+    _check_conversion(to, format, layout, fuse, fused_scales)
+    _check_run("convert", source, target, jobs, executor, overwrite, dry_run, progress)
     if to in FLOAT_NAMES:
-        if fuse or layout:
-            raise CheckpointError(f"{to} is no NVFP4 format; fuse and layout do not apply")
         plan = plan_dequantize(Store(source), FLOAT_NAMES[to], format)
     else:
         plan = plan_convert(Store(source), to, format, layout, fuse, fused_scales)
@@ -138,7 +139,12 @@ def dequantize(
         CheckpointError: the source is broken or ambiguous, the dtype is none of the three, or ``jobs`` is below 1.
         DtypeError: an argument is of another kind.
     """
-    _check_run(jobs, executor, progress)
+    check_kinds(
+        "dequantize",
+        ("dtype", dtype, str, "a string"),
+        ("format", format, (str, type(None)), "a string or None"),
+    )
+    _check_run("dequantize", source, target, jobs, executor, overwrite, dry_run, progress)
     plan = plan_dequantize(Store(source), float_tag(dtype), format)
     return _do(plan, target, jobs, executor, overwrite, dry_run, progress)
 
@@ -155,8 +161,17 @@ def float_tag(name: str) -> str:
     return tag
 
 
-def _check_run(jobs: Any, executor: Any, progress: Any) -> None:
-    """Refuse what would fail when the first files lie there."""
+def _check_run(
+    function: str, source: Any, target: Any, jobs: Any, executor: Any, overwrite: Any, dry_run: Any, progress: Any
+) -> None:
+    """Refuse what would fail when the first files lie there, or replace one unasked."""
+    check_kinds(
+        function,
+        ("source", source, (str, os.PathLike), "a path"),
+        ("target", target, (str, os.PathLike), "a path"),
+        ("overwrite", overwrite, bool, "a bool"),
+        ("dry_run", dry_run, bool, "a bool"),
+    )
     if isinstance(jobs, bool) or not isinstance(jobs, numbers.Integral):
         raise DtypeError(f"jobs must be an integer, got {jobs!r}")
     if jobs < 1:
@@ -165,6 +180,28 @@ def _check_run(jobs: Any, executor: Any, progress: Any) -> None:
         raise DtypeError(f"executor must have a function submit, got {executor!r}")
     if progress is not None and not callable(progress):
         raise DtypeError(f"progress must be a function or None, got {progress!r}")
+
+
+def _check_conversion(to: Any, format: Any, layout: Any, fuse: Any, fused_scales: Any) -> None:
+    """Refuse what is of another kind, and what does not go together."""
+    check_kinds(
+        "convert",
+        ("to", to, str, "a string"),
+        ("format", format, (str, type(None)), "a string or None"),
+        ("layout", layout, (str, type(None)), "a string or None"),
+        ("fuse", fuse, (Mapping, type(None)), 'a mapping or None, as {"gate_up_proj": ["gate_proj", "up_proj"]}'),
+        ("fused_scales", fused_scales, str, "a string"),
+    )
+    for joined, parts in (fuse or {}).items():
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+            raise DtypeError(f"convert needs the parts of {joined!r} as a list of strings, got {parts!r}")
+    check_mode(fused_scales)
+    if fused_scales != FUSE_MODES[0] and not fuse:
+        raise CheckpointError(
+            f"fused_scales={fused_scales!r} needs fuse, which names the layers to join; add that or drop it"
+        )
+    if to in FLOAT_NAMES and (fuse or layout is not None):
+        raise CheckpointError(f"{to} is no NVFP4 format; fuse and layout do not apply")
 
 
 def _do(

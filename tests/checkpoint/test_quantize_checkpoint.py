@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
@@ -142,6 +143,19 @@ def test_options_that_cannot_be_are_refused_where_they_are_made(options, error, 
         checkpoint.QuantizeOptions(**options)
 
 
+def test_numbers_of_any_kind_are_taken_as_floats(tmp_path):
+    """Fractions and integers beyond 64 bits have no format of their own in every Python."""
+    checkpoint.save(tmp_path / "x.safetensors", {"a.weight": np.ones((2, 16), np.float32)})
+    third = Fraction(1, 3)
+    options = checkpoint.QuantizeOptions(activations=True, input_amax=third, method=Method("percentile", 100 - third))
+    report = checkpoint.quantize(tmp_path / "x.safetensors", tmp_path / "q.safetensors", options)
+    assert report.notes == [
+        "activations: input_scale = 0.333333 / 2688, not calibrated; magnitudes up to 0.333333 are not clipped"
+    ]
+    assert report.tensors[0].method == "percentile 99.6667"
+    assert options == checkpoint.QuantizeOptions(activations=True, input_amax=1 / 3, method=options.method)
+
+
 @pytest.mark.parametrize("patterns", ["*mlp*", ("*", 1), None, 3])
 @pytest.mark.parametrize("name", ["include", "exclude"])
 def test_a_selection_takes_patterns_and_no_single_string(name, patterns):
@@ -164,6 +178,9 @@ def test_a_percentile_is_a_number():
         ({"jobs": 1.5}, DtypeError, "jobs must be an integer, got 1.5"),
         ({"executor": 4}, DtypeError, "executor must have a function submit, got 4"),
         ({"progress": True}, DtypeError, "progress must be a function or None, got True"),
+        ({"overwrite": "no"}, DtypeError, "needs overwrite as a bool, got 'no'"),
+        ({"overwrite": 1}, DtypeError, "needs overwrite as a bool, got 1"),
+        ({"dry_run": "no"}, DtypeError, "needs dry_run as a bool, got 'no'"),
     ],
 )
 def test_no_run_begins_with_arguments_that_cannot_be(arguments, error, said, model, quantized, tmp_path):
@@ -174,6 +191,60 @@ def test_no_run_begins_with_arguments_that_cannot_be(arguments, error, said, mod
     ):
         with pytest.raises(error, match=said):
             run()
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", [None, 3, b"q"])
+def test_paths_are_strings_or_paths(path, quantized, tmp_path):
+    for name, run in (
+        ("quantize", checkpoint.quantize),
+        ("convert", lambda source, target: checkpoint.convert(source, target, "comfy")),
+        ("dequantize", checkpoint.dequantize),
+    ):
+        with pytest.raises(DtypeError, match=f"{name} needs source as a path, got {path!r}"):
+            run(path, tmp_path / "q")
+        with pytest.raises(DtypeError, match=f"{name} needs target as a path, got {path!r}"):
+            run(quantized, path)
+
+
+FUSE = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize(
+    "arguments, error, said",
+    [
+        ({"to": ["comfy"]}, DtypeError, r"convert needs to as a string, got \['comfy'\]"),
+        ({"to": None}, DtypeError, "convert needs to as a string, got None"),
+        ({"format": ["modelopt"]}, DtypeError, "convert needs format as a string or None"),
+        ({"layout": 128}, DtypeError, "convert needs layout as a string or None, got 128"),
+        ({"layout": "9x9"}, LayoutError, "unknown scale layout '9x9'"),
+        ({"fuse": 5}, DtypeError, r"convert needs fuse as a mapping or None, as \{.*, got 5"),
+        ({"fuse": ["a"]}, DtypeError, "convert needs fuse as a mapping or None"),
+        ({"fuse": {"qkv_proj": "qkv"}}, DtypeError, "convert needs the parts of 'qkv_proj' as a list of strings"),
+        (
+            {"fuse": {"qkv_proj": ["q_proj", 1]}},
+            DtypeError,
+            "convert needs the parts of 'qkv_proj' as a list of strings",
+        ),
+        ({"fuse": FUSE, "fused_scales": 5}, DtypeError, "convert needs fused_scales as a string, got 5"),
+        ({"fused_scales": "zzz"}, CheckpointError, "unknown way to fuse scales 'zzz'; use one of keep, rescale"),
+        ({"fuse": FUSE, "fused_scales": "zzz"}, CheckpointError, "unknown way to fuse scales 'zzz'"),
+        ({"fused_scales": "rescale"}, CheckpointError, "fused_scales='rescale' needs fuse.*; add that or drop it"),
+        ({"to": "bf16", "fused_scales": "rescale"}, CheckpointError, "fused_scales='rescale' needs fuse"),
+        ({"to": "bf16", "layout": ""}, CheckpointError, "bf16 is no NVFP4 format; fuse and layout do not apply"),
+    ],
+)
+def test_no_conversion_begins_with_arguments_that_cannot_be(arguments, error, said, quantized, tmp_path):
+    with pytest.raises(error, match=said):
+        checkpoint.convert(quantized, tmp_path / "q", **{"to": "modelopt", **arguments})
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [{"dtype": ["bf16"]}, {"dtype": None}, {"format": 3}])
+def test_no_dequantization_does_either(arguments, quantized, tmp_path):
+    (name,) = arguments
+    with pytest.raises(DtypeError, match=f"dequantize needs {name} as a string"):
+        checkpoint.dequantize(quantized, tmp_path / "q", **arguments)
     assert not any(tmp_path.iterdir())
 
 
