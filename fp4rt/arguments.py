@@ -74,7 +74,7 @@ def check_is_quantized(function: str, name: str, q: Any) -> None:
     """Refuse what is no QuantizedTensor."""
     if not isinstance(q, QuantizedTensor):
         remedy = "make one with fp4rt.quantize or fp4rt.QuantizedTensor(...)"
-        if isinstance(q, PrepackedWeight):
+        if isinstance(q, PrepackedWeight) and name != "out":  # what is read has a tensor that it was made from
             remedy = ".unpack() gives back the one that it was made from"
         raise DtypeError(f"{function} needs {name} as a QuantizedTensor, got {type(q).__name__}; {remedy}")
 

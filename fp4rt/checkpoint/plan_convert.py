@@ -158,10 +158,14 @@ def _split_stack(
     store: Store, layer: StoredLayer, form: Format, layout: str, interleaved: bool
 ) -> tuple[tuple[TargetLayer, int, int, int], ...]:
     """One module per expert, as compressed-tensors has them; gate_up is cut into gate and up."""
-    if layer.name.base.rpartition(".")[2] == GATE_UP and (interleaved or layer.rows % 2):
-        raise CheckpointError(
-            f"{store.path}: {printable(layer.data)} interleaves gate and up; it cannot be cut by rows"
-        )
+    if layer.name.base.rpartition(".")[2] == GATE_UP:
+        if interleaved:
+            raise CheckpointError(
+                f"{store.path}: {printable(layer.data)} interleaves gate and up; it cannot be cut by rows"
+            )
+        if layer.rows % 2:
+            have = f"has {counted(layer.rows, 'row')} an expert; gate and up need an even number"
+            raise CheckpointError(f"{store.path}: {printable(layer.data)} {have}")
     inputs = None if layer.input_scale is None else form.scalar_shape
     return tuple(
         (

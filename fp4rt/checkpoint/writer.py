@@ -203,7 +203,9 @@ def _place(specs: Iterable[TensorSpec]) -> list[TensorEntry]:
     seen: set[str] = set()
     position = 0
     for spec in specs:
-        if spec.name in seen or spec.name == header.METADATA_KEY:
+        if spec.name == header.METADATA_KEY:
+            raise CheckpointError(f"no tensor can be called {printable(spec.name)}, the header's own key; rename it")
+        if spec.name in seen:
             raise CheckpointError(f"two tensors would be written under the name {printable(spec.name)}")
         seen.add(spec.name)
         entries.append(TensorEntry(spec.name, spec.dtype, spec.shape, position, position + spec.nbytes))

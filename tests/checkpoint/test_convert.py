@@ -469,6 +469,17 @@ def test_interleaved_gate_and_up_are_not_cut(tmp_path):
         checkpoint.convert(tmp_path / "q", tmp_path / "ct", "compressed-tensors")
 
 
+def test_gate_and_up_of_an_odd_number_of_rows_are_not_cut(tmp_path, files):
+    tensors = {
+        "experts.gate_up_proj": ("U8", [2, 3, 8], files.codes * 6),
+        "experts.gate_up_proj_weight_scale": ("F8_E4M3", [2, 3, 1], b"\x40" * 6),
+        "experts.gate_up_proj_weight_scale_2": ("F32", [2], files.f32(1, 1)),
+    }
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    with pytest.raises(CheckpointError, match="'experts.gate_up_proj' has 3 rows an expert; gate and up need"):
+        checkpoint.convert(path, tmp_path / "ct.safetensors", "compressed-tensors")
+
+
 def parts_of(decodes, files, rows=2):
     rng = np.random.default_rng(1)
     tensors = {}

@@ -179,6 +179,11 @@ def test_a_prepacked_weight_in_the_place_of_a_quantized_tensor_is_told_to_unpack
         lambda: fp4rt.prepack(weight),
     ):
         assert "got PrepackedWeight; .unpack() gives back" in message(DtypeError, call)
+    for write in (
+        lambda: fp4rt.quantize(np.ones((2, 16), np.float32), out=weight),
+        lambda: fp4rt.relayout(W, "linear", out=weight),
+    ):
+        assert "out as a QuantizedTensor, got PrepackedWeight; make one with" in message(DtypeError, write)
 
 
 def test_products_whose_k_differ() -> None:
