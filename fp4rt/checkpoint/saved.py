@@ -18,6 +18,7 @@ from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
 from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
 from fp4rt.checkpoint.header import TensorEntry, check_metadata, check_name, printable
 from fp4rt.checkpoint.journal import json_bytes
+from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.layers import TargetLayer, check_encode, lay_out
 from fp4rt.checkpoint.operations import target_metadata
 from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec, write_atomically
@@ -42,15 +43,18 @@ def save(
         tensors: by name. A :class:`QuantizedTensor` becomes the tensors of its format under the module's name ("x" and
             "x.weight" mean the same); any other host array is stored as it is, bit for bit and little endian.
         format: "modelopt", "compressed-tensors" or "comfy".
-        metadata: strings to keep in the file.
+        metadata: strings to keep in the file; fp4rt itself writes "fp4rt.shapes", "fp4rt.fused_rows",
+            "quantization_config" and "_quantization_metadata".
         overwrite: replace what is there.
 
     Raises:
-        CheckpointError: the file exists, the format is unknown, a name or the metadata is no string of UTF-8, two
-            tensors would have one name, a global scale is unusable, or hf_quant_config.json describes another file of
-            the folder.
-        DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device.
+        CheckpointError: the file exists, the format is unknown, a name or the metadata is no string of UTF-8 or is
+            reserved, two tensors would have one name, a global scale is unusable, or hf_quant_config.json describes
+            another file of the folder.
+        DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device; overwrite
+            is no bool.
     """
+    check_kinds("save", ("overwrite", overwrite, bool, "a bool"))
     path = Path(path)
     form = FORMATS.get(format)
     if form is None:
@@ -60,6 +64,9 @@ def save(
     for name in tensors:
         check_name(name, str(path))
     own_metadata = check_metadata({} if metadata is None else metadata, str(path))
+    for key in configs.OWN_METADATA:
+        if key in own_metadata:
+            raise CheckpointError(f"{path}: metadata {printable(key)} is written by fp4rt itself; leave it out")
     quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
     refuse_existing(path, overwrite)
     arrays: dict[str, tuple[TensorSpec, np.ndarray]] = {}

@@ -394,11 +394,26 @@ def test_save_refuses_metadata_that_no_header_holds(metadata, said, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("key", ["fp4rt.shapes", "fp4rt.fused_rows", "quantization_config", "_quantization_metadata"])
+def test_save_refuses_metadata_that_it_writes_itself(key, tmp_path):
+    with pytest.raises(CheckpointError, match=rf"metadata {key!r} is written by fp4rt itself; leave it out"):
+        checkpoint.save(tmp_path / "x.safetensors", {"x": np.ones(3)}, metadata={"note": "a", key: "{}"})
+    assert not any(tmp_path.iterdir())
+
+
+def test_save_refuses_the_name_of_the_metadata(tmp_path):
+    with pytest.raises(CheckpointError, match="no tensor can be called '__metadata__', the header's own key"):
+        checkpoint.save(tmp_path / "x.safetensors", {"__metadata__": np.ones(3)})
+    assert not any(tmp_path.iterdir())
+
+
 def test_save_refuses_what_it_would_replace(tmp_path):
     table = {"w": fp4rt.quantize(np.ones((1, 16), np.float32), layout="linear")}
     checkpoint.save(tmp_path / "x.safetensors", table)
     with pytest.raises(CheckpointError, match="exists already"):
         checkpoint.save(tmp_path / "x.safetensors", table)
+    with pytest.raises(DtypeError, match="save needs overwrite as a bool, got 'no'"):
+        checkpoint.save(tmp_path / "x.safetensors", table, overwrite="no")
     checkpoint.save(tmp_path / "y.safetensors", table, format="comfy")
     checkpoint.save(tmp_path / "x.safetensors", table, overwrite=True)
 
