@@ -418,6 +418,50 @@ def test_a_stack_is_not_taken_apart_where_gate_and_up_alternate_or_nobody_keeps_
         }
 
 
+def test_transposed_stacks_are_compared_with_every_form_that_they_take(tmp_path):
+    rng = np.random.default_rng(6)
+    (tmp_path / "plain").mkdir()
+    stacks = {"experts.gate_up_proj": (2, 32, 48), "experts.down_proj": (2, 16, 32)}
+    tensors = {name: rng.standard_normal(shape, np.float32) for name, shape in stacks.items()}
+    checkpoint.save(tmp_path / "plain" / "model.safetensors", tensors)
+    (tmp_path / "plain" / "config.json").write_text('{"model_type": "llama4"}')
+    checkpoint.quantize(tmp_path / "plain", tmp_path / "q")
+    checkpoint.convert(tmp_path / "q", tmp_path / "apart", "compressed-tensors")
+    for name in ("q", "apart"):
+        checkpoint.dequantize(tmp_path / name, tmp_path / f"{name} as floats", "fp32")
+    for a, b, verdict, count in (
+        ("q", "apart", "identical", 6),
+        ("q", "q as floats", "same values", 2),
+        ("q", "apart as floats", "same values", 6),
+        ("apart", "q as floats", "same values", 6),
+        ("q as floats", "apart as floats", "identical", 6),
+        ("plain", "q", "differs", 2),
+        ("plain", "apart", "differs", 6),
+    ):
+        for pair in ((a, b), (b, a)):
+            rows = checkpoint.compare(*(tmp_path / name for name in pair))
+            assert [row.verdict for row in rows] == [verdict] * count, pair
+            assert all(row.sqnr_db > 15 for row in rows), pair
+
+
+def test_a_stack_is_not_taken_apart_into_names_that_are_there_or_halves_that_are_none(tmp_path):
+    x = np.ones((2, 6, 16), np.float32)
+    stack, module = "experts.gate_up_proj", "experts.0.gate_proj.weight"
+    half = {module: x[0, :3]}
+    tensors = {"both": {stack: x, **half}, "apart": half, "stack": {stack: x}, "odd": {stack: x[:, :5]}}
+    for name, table in tensors.items():
+        checkpoint.save(tmp_path / f"{name}.safetensors", table)
+
+    def verdicts(a, b):
+        rows = checkpoint.compare(tmp_path / f"{a}.safetensors", tmp_path / f"{b}.safetensors")
+        return {row.name: row.verdict for row in rows}
+
+    assert verdicts("both", "apart") == {stack: "only in A", module: "identical"}
+    assert verdicts("apart", "both") == {module: "identical", stack: "only in B"}
+    assert verdicts("stack", "both") == {stack: "identical", module: "only in B"}
+    assert verdicts("odd", "apart") == {stack: "only in A", module: "only in B"}
+
+
 def test_stacked_experts_survive_comfy(stacked, tmp_path, read_tree):
     _, quantized = stacked
     last = chain(quantized, tmp_path, "comfy", "modelopt")
