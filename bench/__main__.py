@@ -45,6 +45,7 @@ BENCHES = (
     Bench("pool", on_gpu=("--device", "cuda")),
     Bench("quantize_cuda", needs_gpu=True),
     Bench("gemm", needs_gpu=True),
+    Bench("gemm_models", needs_gpu=True),
     Bench("gemm_profile", needs_gpu=True),
     Bench("host_cost_cuda", needs_gpu=True),
     Bench("host_cost_frameworks", needs_gpu=True),

@@ -177,6 +177,23 @@ def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds
     )
 
 
+def measure(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) -> list[Row]:
+    """All rows, printed as they come; of one weight kind by kind."""
+    compile_ahead(shapes, kinds)
+    bounds = measure_bounds()
+    print(f"reads {bounds.read / 1e9:.0f} GB/s, multiplies {bounds.operations / 1e12:.0f} TFLOP/s")
+    rows: list[Row] = []
+    names = [kind.name for kind in kinds]
+    for n, k in shapes:
+        time.sleep(REST_SECONDS)
+        found = []
+        for row in cases(n, k, kinds, bounds):
+            print_row(row)
+            found.append(row)
+        rows += sorted(found, key=lambda row: names.index(str(row.notes["kind"])))
+    return rows
+
+
 def positive(text: str) -> int:
     """An argument that counts something."""
     value = int(text)
@@ -211,18 +228,7 @@ def main() -> None:
         shapes = tuple((n, k) for n, k in arguments.shape)
     if arguments.tokens:
         kinds = tuple(replace(kind, tokens=tuple(arguments.tokens)) for kind in kinds)
-    compile_ahead(shapes, kinds)
-    bounds = measure_bounds()
-    print(f"reads {bounds.read / 1e9:.0f} GB/s, multiplies {bounds.operations / 1e12:.0f} TFLOP/s")
-    rows: list[Row] = []
-    names = [kind.name for kind in kinds]
-    for n, k in shapes:
-        time.sleep(REST_SECONDS)
-        found = []
-        for row in cases(n, k, kinds, bounds):
-            print_row(row)
-            found.append(row)
-        rows += sorted(found, key=lambda row: names.index(str(row.notes["kind"])))
+    rows = measure(shapes, kinds)
     if not (arguments.no_write or arguments.shape or arguments.tokens):
         print(write_rows("gemm_cuda", rows))
 

@@ -1,9 +1,13 @@
 """Fills the performance tables of the README from ``bench/results/``, so that no figure is typed by hand.
 
 A table stands between two markers; ``match`` is a regular expression over the rows' cases, ``notes`` names notes to
-show as columns; both may be left out::
+show as columns; both may be left out. With ``grid`` the table has a line for each value of the first of two notes, a
+column for each of the second, and the ratios in between::
 
     <!-- table: quantize_cuda match="8192" notes="bytes_zeroed" -->
+    <!-- end table -->
+
+    <!-- table: gemm_models_cuda match="^bf16" grid="weight m" -->
     <!-- end table -->
 
     python -m bench.make_tables [--check]
@@ -20,11 +24,12 @@ from typing import Any
 
 from bench.rows import RESULTS
 
-__all__ = ["fill", "load_rows", "markdown_table"]
+__all__ = ["fill", "load_rows", "markdown_grid", "markdown_table"]
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 MARKER = re.compile(
-    r'(?P<start><!-- table: (?P<name>\w+)(?: match="(?P<match>[^"]*)")?(?: notes="(?P<notes>[^"]*)")? -->\n)'
+    r'(?P<start><!-- table: (?P<name>\w+)(?: match="(?P<match>[^"]*)")?(?: notes="(?P<notes>[^"]*)")?'
+    r'(?: grid="(?P<grid>\w+ \w+)")? -->\n)'
     r"(?P<body>.*?)(?P<end><!-- end table -->)",
     re.DOTALL,
 )
@@ -64,6 +69,19 @@ def markdown_table(rows: list[dict[str, Any]], notes: tuple[str, ...] = ()) -> s
         )
     for note in notes:
         columns[note.replace("_", " ")] = [str(row["notes"].get(note, "")) for row in rows]
+    return _markdown(columns, rows)
+
+
+def markdown_grid(rows: list[dict[str, Any]], down: str, across: str) -> str:
+    """A Markdown table of the ratios: a line for each value of the note ``down``, a column for each of ``across``."""
+    lines, columns = (list(dict.fromkeys(row["notes"][note] for row in rows)) for note in (down, across))
+    ratios = {(row["notes"][down], row["notes"][across]): f"{row['ratio']:.2f}" for row in rows}
+    head = f"times as fast as {', '.join(_distinct(rows, 'reference'))}; {across} ="
+    cells = {str(column): [ratios.get((line, column), "") for line in lines] for column in columns}
+    return _markdown({head: [str(line) for line in lines], **cells}, rows)
+
+
+def _markdown(columns: dict[str, list[str]], rows: list[dict[str, Any]]) -> str:
     lines = [" | ".join(columns), " | ".join(["---"] + ["---:"] * (len(columns) - 1))]
     lines += [" | ".join(cells) for cells in zip(*columns.values(), strict=True)]
     return "\n".join(f"| {line} |" for line in lines) + f"\n\n{_machine(rows)}\n"
@@ -112,7 +130,11 @@ def fill(text: str, folder: Path = RESULTS) -> str:
             rows = [row for row in rows if re.search(match["match"], row["case"])]
         if not rows:
             raise BadTable(f"no case of {match['name']} matches {match['match']!r}")
-        return f"{match['start']}\n{markdown_table(rows, tuple((match['notes'] or '').split()))}\n{match['end']}"
+        if match["grid"] is not None:
+            made = markdown_grid(rows, *match["grid"].split())
+        else:
+            made = markdown_table(rows, tuple((match["notes"] or "").split()))
+        return f"{match['start']}\n{made}\n{match['end']}"
 
     return MARKER.sub(table, text)
 

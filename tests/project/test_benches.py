@@ -46,6 +46,7 @@ MATPLOTLIB = "this bench needs matplotlib: ", "pip install 'fp4rt[plot]'"
         ("torch", ("checkpoint_convert",), TORCH),
         ("matplotlib", ("plot_gemm",), MATPLOTLIB),
         ("cupy", ("gemm",), CUPY),
+        ("cupy", ("gemm_models",), CUPY),
         ("cupy", ("gemm_profile",), CUPY),
         ("cupy", ("host_cost_cuda",), CUPY),
         ("cupy", ("host_cost_frameworks",), CUPY),

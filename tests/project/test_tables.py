@@ -52,6 +52,18 @@ def test_notes_become_columns(results):
     assert "| 16 x 8192 | 5.4 µs | 512 |" in text
 
 
+def test_a_grid_has_a_ratio_for_each_pair_of_notes(tmp_path):
+    rows = [
+        Row("gemm", f"{weight} {m}", 1.0, 0.1, ratio=ratio, reference="cuBLAS", notes={"weight": weight, "m": m})
+        for weight, m, ratio in (("wide", 1, 3.0), ("wide", 16, 2.5), ("tall", 16, 0.954))
+    ]
+    write_rows("gemm", rows, tmp_path)
+    text = make_tables.fill('<!-- table: gemm grid="weight m" -->\n<!-- end table -->', tmp_path)
+    assert "| times as fast as cuBLAS; m = | 1 | 16 |\n| --- | ---: | ---: |\n" in text
+    assert "| wide | 3.00 | 2.50 |\n| tall |  | 0.95 |\n" in text
+    assert "Measured on: " in text
+
+
 @pytest.mark.parametrize(
     ("marker", "message"),
     [
@@ -59,6 +71,7 @@ def test_notes_become_columns(results):
         ('<!-- table: quantize match="1 x 1" -->\n<!-- end table -->', "1 x 1"),
         ("<!-- table: quantize -->\nno end", "misspelled"),
         ("<!-- table: quantize matched=3 -->\n<!-- end table -->", "misspelled"),
+        ('<!-- table: quantize grid="one" -->\n<!-- end table -->', "misspelled"),
     ],
 )
 def test_wrong_marker_is_refused(results, marker, message):
