@@ -109,6 +109,14 @@ def test_a_block_has_one_piece_where_the_grid_has_a_place_for_each():
         )
 
 
+def test_products_end_in_the_middle_of_a_column_group_where_k_does():
+    tile = PrefillTile(256, 1, 8, 4, 2, 4)
+    tails = {k: tile.for_product(1000, 4096, k, H200).k_tail for k in (16, 256, 272, 384, 400, 2880, 4096)}
+    assert tails == {16: True, 256: False, 272: True, 384: True, 400: False, 2880: True, 4096: False}
+    assert not PrefillTile(64, 1, 8, 4, 2, 4, stage_chunks=2).for_product(1000, 4096, 2880, H200).k_tail
+    assert estimate(tile, 1000, 4096, 2816 + 128, H200) < estimate(tile, 1000, 4096, 2816 + 192, H200)
+
+
 def test_more_waves_cost_more():
     tile = PrefillTile(256, 1, 8, 4, 2, 8)
     one, two = (estimate(tile, m, 128 * H200, 4096, H200) for m in (256, 512))
@@ -152,6 +160,7 @@ FAULTS = (
     (PREFILL, {"row_tiles": 0}, "no row tiles"),
     (PREFILL, {"activation_stages": 1, "cluster": 2}, "one stage only"),
     (PREFILL, {"weight_stages": 0}, "no stages"),
+    (PREFILL, {"stage_chunks": 2, "k_tail": True}, "a k_tail of half a column group"),
     (PREFILL, {"stage_chunks": 4}, "neither 1 nor 2"),  # the double buffer would meet itself
     (PREFILL, {"cluster": 2, "k_cluster": 2}, "two kinds of clusters"),
     *((PREFILL, {"k_cluster": k_cluster}, "neither one nor two blocks") for k_cluster in (0, 4)),

@@ -232,6 +232,15 @@ def test_a_block_for_each_piece_gives_the_same_bits(build, case):
         assert np.array_equal(got, multiply(build, case)[0])
 
 
+@pytest.mark.parametrize("case", [CASES[11], CASES[12], CASES[17]], ids=name_of)
+def test_half_a_column_group_left_out_at_the_end_of_k_changes_no_bit(build, case):
+    assert case[0].has_k_tail(case[4])
+    shorter = (replace(case[0], k_tail=True), *case[1:])  # its blocks go through several pieces, also backwards
+    first, _, _ = multiply(build, case)
+    for seed in (0, 1, 2):
+        assert np.array_equal(multiply(build, shorter, seed=seed)[0], first)
+
+
 @pytest.mark.parametrize(("case", "shared"), SHARED_CASES, ids=lambda value: str(value)[-16:])
 def test_tiles_shared_among_workers_are_whole_again(build, case, shared):
     assert_within_bound(*multiply(build, case, shared=shared), case[5])

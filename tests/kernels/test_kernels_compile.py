@@ -53,7 +53,7 @@ def test_every_kernel_compiles_without_spills_or_serialized_products(arch, sourc
         used = {row.entry: row for row in compiled.resources()}
         assert spec.entry in used, f"{spec} has no entry {spec.entry}: {sorted(used)}"
         assert used[spec.entry].spill_bytes == 0, spec
-        assert "C7512" not in compiled.log, spec
+        assert "instructions are serialized" not in compiled.log, spec
 
 
 def test_products_of_warpgroups_are_among_them():
@@ -64,7 +64,8 @@ def test_products_of_warpgroups_are_among_them():
 def forms(tiles):
     """Each with a piece of work for each block, as fewer tokens mostly are; and some with several."""
     several = {tile for tile in tiles if isinstance(tile, PrefillTile) and tile.tokens in (64, 112, 208)}
-    return several | {replace(tile, one_piece=True) for tile in tiles}
+    tails = {replace(tile, k_tail=True) for tile in several if tile.stage_chunks == 1}
+    return several | tails | {replace(tile, one_piece=True) for tile in tiles}
 
 
 def fewer_small_tiles():
@@ -97,7 +98,7 @@ def test_tiles_cut_down_to_fewer_tokens_are_not_serialized_either(name, specs, r
     assert specs
     for spec in specs:
         compiled = spec.compile("sm_90a")
-        assert "C7512" not in compiled.log, spec
+        assert "instructions are serialized" not in compiled.log, spec
         if name != "prefill":  # which may keep what it computes once
             assert not any(used.spill_bytes for used in compiled.resources()), spec
 

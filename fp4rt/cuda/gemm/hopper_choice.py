@@ -145,6 +145,8 @@ def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> 
     groups = ceil_div(k, TILE_COLUMNS)
     if isinstance(tile, PrefillTile):
         chunks = ceil_div(groups, tile.k_cluster) * GROUP_CHUNKS
+        if tile.k_cluster == 1 and tile.has_k_tail(k):
+            chunks -= GROUP_CHUNKS // 2
         blocks = tile.tiles(m, n) * tile.cluster * tile.k_cluster
         memory, shared = _reading(tile.row_tiles, tile.tokens / tile.cluster, blocks, multiprocessors, _PREFILL_BYTES)
         around = _PREFILL_TILE_CYCLES + _PREFILL_RESULT_CYCLES * tile.tokens * tile.row_blocks

@@ -71,6 +71,7 @@ class PrefillTile:
         stage_chunks: chunks of 64 columns in a stage of activations, multiplied in one go: 1 or 2.
         row_groups: consumer warpgroups along the rows: 2, or 3 where k_cluster is 1.
         one_piece: each block, or cluster, has one tile, that of its place in the grid; see :meth:`for_product`.
+        k_tail: k ends in the first half of a column group, and so do the products; where stage_chunks is 1.
     """
 
     tokens: int
@@ -84,6 +85,7 @@ class PrefillTile:
     stage_chunks: int = 1
     row_groups: int = 2
     one_piece: bool = False
+    k_tail: bool = False
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
@@ -105,6 +107,7 @@ class PrefillTile:
                 (self.cluster, self.k_cluster) not in ((1, 1), (1, 2), (2, 1))
             ),
             "a number of stage_chunks that is neither 1 nor 2": self.stage_chunks not in (1, 2),
+            "a k_tail of half a column group, but stages of that size": self.k_tail and self.stage_chunks > 1,
             "too few stages for the sums of a cluster, which lie over them": (
                 self.k_cluster > 1 and chunks < 2 * self.row_blocks
             ),
@@ -156,6 +159,7 @@ class PrefillTile:
             "STAGE_CHUNKS": self.stage_chunks,
             "WEIGHT_STAGES": self.weight_stages,
             "ONE_PIECE": int(self.one_piece),
+            "K_TAIL": int(self.k_tail),
             "RASTER_TOKENS": self.raster_tokens,
             "CLUSTER": self.cluster,
             "K_CLUSTER": self.k_cluster,
@@ -181,11 +185,16 @@ class PrefillTile:
         return ceil_div(m, self.tokens) * self._row_clusters(n)
 
     def for_product(self, m: int, n: int, k: int, multiprocessors: int) -> PrefillTile:
-        """The tile with ``one_piece`` as the product has it: what blocks begin and end with is shorter then."""
+        """The tile with ``one_piece`` and ``k_tail`` as the product has them: what blocks do is shorter then."""
         several = replace(self, one_piece=False)
         alone = several.sharing(m, n, k, multiprocessors).sharers == 0
         one = self.k_cluster > 1 or (alone and self.tiles(m, n) <= multiprocessors // self.cluster)
-        return replace(self, one_piece=one and ceil_div(m, self.tokens) <= _MOST_GRID_ROWS)
+        one = one and ceil_div(m, self.tokens) <= _MOST_GRID_ROWS
+        return replace(self, one_piece=one, k_tail=self.has_k_tail(k))
+
+    def has_k_tail(self, k: int) -> bool:
+        """Whether k ends in the first half of a column group, and products can."""
+        return self.stage_chunks == 1 and 0 < k % TILE_COLUMNS <= TILE_COLUMNS // 2
 
     @property
     def group_cycles(self) -> float:
