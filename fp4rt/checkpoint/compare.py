@@ -18,7 +18,7 @@ from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.experts import GATE_UP, ExpertPart, apart
 from fp4rt.checkpoint.formats import LayerName, encode_scale
 from fp4rt.checkpoint.layers import matrices, rows_of, stored_scales
-from fp4rt.checkpoint.orientation import interleaves, read_orientation
+from fp4rt.checkpoint.orientation import read_orientation
 from fp4rt.checkpoint.store import Store
 from fp4rt.tensor import QuantizedTensor
 
@@ -68,8 +68,7 @@ class _Side:
         self.layers = catalog(store, detect(store, read_configuration(store), wanted))
         parts = {name for layer in self.layers.values() for name in layer.tensors}
         self.names = dict.fromkeys((*self.layers, *(name for name in store if name not in parts)))
-        self.transposed = read_orientation(store).transposed
-        self.interleaved = interleaves(store)
+        self.lie = read_orientation(store)
 
     def weights(self, name: str, other: _Side) -> list[_Weight]:
         """The weight called ``name``, or the modules of its experts where the other side keeps these apart."""
@@ -81,7 +80,7 @@ class _Side:
         """What a stack of experts is apart; nothing for other tensors, and where gate and up alternate."""
         *stack, rows, _ = self._matrix_shape(name)
         base = LayerName.of_weight(name)
-        whole = base.base.rpartition(".")[2] != GATE_UP or (rows % 2 == 0 and not self.interleaved)
+        whole = base.base.rpartition(".")[2] != GATE_UP or (rows % 2 == 0 and not self.lie.interleaved)
         if not stack or not whole:
             return []
         modules = [_Weight(part.name.weight, name, part) for part in apart(base, stack[0], rows)]
@@ -94,7 +93,7 @@ class _Side:
         shape = self.store.entry(name).shape
         if len(shape) != 3:
             return (1, 1)
-        return (shape[0], shape[2], shape[1]) if name in self.transposed else shape
+        return (shape[0], shape[2], shape[1]) if name in self.lie.transposed else shape
 
     def shape(self, weight: _Weight) -> tuple[int, ...]:
         if weight.part is not None:
@@ -129,7 +128,7 @@ class _Side:
         if part is None:
             return array
         matrix: np.ndarray = array[part.expert]
-        return (matrix.T if weight.stored in self.transposed else matrix)[part.first : part.end]
+        return (matrix.T if weight.stored in self.lie.transposed else matrix)[part.first : part.end]
 
     def values(self, weight: _Weight) -> list[np.ndarray] | None:
         """The matrices of a weight as they are stored or dequantized to fp32; None for what holds no floats."""

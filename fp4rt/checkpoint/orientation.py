@@ -21,7 +21,7 @@ from fp4rt.checkpoint.folder import CONFIG, read_configuration_file
 from fp4rt.checkpoint.formats import LayerName
 from fp4rt.checkpoint.store import Store
 
-__all__ = ["Orientation", "interleaves", "read_orientation"]
+__all__ = ["Orientation", "read_orientation"]
 
 CONV1D_MODELS = {"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp", "clvp_decoder", "jais"}
 CONV1D = re.compile(r"(^|\.)(c_attn|q_attn|c_proj|c_fc2?)$")
@@ -48,10 +48,12 @@ class Orientation:
     Attributes:
         transposed: weights that are stored as (k, n), and stacks as (e, k, n).
         assumed: stacks of which nothing says how they are stored.
+        interleaved: whether the model's gate_up_proj alternates rows of gate and up.
     """
 
     transposed: frozenset[str]
     assumed: frozenset[str]
+    interleaved: bool
 
 
 def read_orientation(store: Store) -> Orientation:
@@ -60,7 +62,7 @@ def read_orientation(store: Store) -> Orientation:
     Raises:
         CheckpointError: config.json is no JSON object, or a link that leaves the folder.
     """
-    config = _model_config(store)
+    config = read_configuration_file(store.location, CONFIG) or {}  # also where only a file of the folder was named
     types = _model_types(config)
     conv1d = {name for name in store if _bias_says_transposed(store, name)}
     if types & CONV1D_MODELS or any(CONV1D.search(LayerName.of_weight(name).base) for name in conv1d):
@@ -71,21 +73,8 @@ def read_orientation(store: Store) -> Orientation:
     usual = said.pop() if len(said) == 1 else True if types & TRANSPOSED_MODELS else None
     assumed = (name for name, verdict in stacks.items() if verdict is None and usual is None)
     flipped = (name for name, verdict in stacks.items() if (usual if verdict is None else verdict))
-    return Orientation(frozenset((*conv1d, *flipped)), frozenset(assumed))
-
-
-def interleaves(store: Store) -> bool:
-    """Whether the model's gate_up_proj alternates rows of gate and up.
-
-    Raises:
-        CheckpointError: config.json is no JSON object, or a link that leaves the folder.
-    """
-    return not INTERLEAVED_MODELS.isdisjoint(_model_types(_model_config(store)))
-
-
-def _model_config(store: Store) -> dict[str, Any]:
-    """The config.json of the folder, also where only a file of it was named; empty where there is none."""
-    return read_configuration_file(store.location, CONFIG) or {}
+    interleaved = not types.isdisjoint(INTERLEAVED_MODELS)
+    return Orientation(frozenset((*conv1d, *flipped)), frozenset(assumed), interleaved)
 
 
 def _bias_says_transposed(store: Store, name: str) -> bool:

@@ -16,7 +16,7 @@ from fp4rt.checkpoint.fusing import FUSE_MODES
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer, scales_that_move
 from fp4rt.checkpoint.operations import Convert, Copy, Dequantize, Fuse, Join, target_of
-from fp4rt.checkpoint.orientation import interleaves
+from fp4rt.checkpoint.orientation import read_orientation
 from fp4rt.checkpoint.plan import (
     SCALAR_SHAPES,
     Plan,
@@ -61,7 +61,7 @@ def plan_convert(
     configuration, source, layers = _read_quantized(store, wanted)
     if form.name != source.name:
         _refuse_foreign(store, layers, form)
-    interleaved = interleaves(store)
+    interleaved = read_orientation(store).interleaved
     operations: dict[str, Any] = {
         layer.data: _convert(store, layer, form, own_layout, interleaved) for layer in layers.values()
     }

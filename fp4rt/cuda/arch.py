@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from fp4rt.errors import BackendUnavailable
 
-__all__ = ["ARCH_SPECIFIC", "COMPILED_ARCHS", "MINIMUM", "Target", "choose_target", "parse_target"]
+__all__ = ["ARCH_SPECIFIC", "COMPILED_ARCHS", "MINIMUM", "MOST_THREADS", "Target", "choose_target", "parse_target"]
 
 MINIMUM = 80  # bf16 arithmetic and cp.async
+MOST_THREADS = 1024  # of a block
 ARCH_SPECIFIC = frozenset({90, 100, 101, 103, 110, 120, 121})  # architectures with an ``a`` target
 COMPILED_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")  # what the tests compile for
 

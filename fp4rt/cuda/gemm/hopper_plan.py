@@ -16,6 +16,7 @@ __all__ = [
     "CHUNK_FRAGMENTS",
     "GROUP_CHUNKS",
     "MAX_SHARED_BYTES",
+    "ONE_STAGE",
     "SUMS_BARRIERS",
     "TILE_OUT_BYTES",
     "TOKEN_BYTES",
@@ -38,6 +39,7 @@ TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
 CHUNK_FRAGMENTS = 4  # of 16 columns
 WARPGROUP_THREADS = 128
+ONE_STAGE = "one stage only, which is given back when products of the next are under way"  # a fault of wgmma's tiles
 TILE_OUT_BYTES = TILE_ROWS * 2  # of one token's results of a row tile
 
 

@@ -15,6 +15,7 @@ from fp4rt.cuda.gemm.hopper_plan import (
     BARRIER_BYTES,
     CHUNK_FRAGMENTS,
     GROUP_CHUNKS,
+    ONE_STAGE,
     SUMS_BARRIERS,
     TILE_OUT_BYTES,
     TOKEN_BYTES,
@@ -93,7 +94,7 @@ class PrefillTile:
     def __post_init__(self) -> None:
         chunks = self.activation_stages * self.stage_chunks
         faults = {
-            "one stage only, which is given back when products of the next are under way": self.activation_stages == 1,
+            ONE_STAGE: self.activation_stages == 1,
             "no stages": min(self.activation_stages, self.weight_stages) < 1,
             "no tokens, or more than 256": not 1 <= self.tokens <= 256,
             "no row blocks": self.row_blocks < 1,

@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from fp4rt.cuda.arch import MOST_THREADS
 from fp4rt.cuda.gemm.hopper_plan import (
     A_TYPES,
     BARRIER_BYTES,
     CHUNK_FRAGMENTS,
     GROUP_CHUNKS,
+    ONE_STAGE,
     SUMS_BARRIERS,
     TILE_OUT_BYTES,
     TOKEN_BYTES,
@@ -43,7 +45,6 @@ _SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begin
 _CONSUMER_REGISTERS = {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
 _WARP_LANES = 32
-_MOST_THREADS = 1024
 _LEAST_OTHER_WARPS = 4  # of a decode tile, beside the consumers: gemm_decode.cu keeps registers for so many
 
 
@@ -168,7 +169,7 @@ class DecodeTile(_StageTile):
             "no warps": min(self.row_warps, self.k_warps, self.warp_tiles) < 1 or self.activation_warps < 0,
             "row tiles that no warp has": self.row_warps * self.warp_tiles < self.row_tiles,
             "a number of k_warps that is no power of two": self.k_warps.bit_count() != 1,
-            "more threads than a block can": warps * _WARP_LANES > _MOST_THREADS,
+            "more threads than a block can": warps * _WARP_LANES > MOST_THREADS,
             "activation warps that do not decode whole tokens": self.activation_warps * _WARP_LANES % stage_blocks != 0,
         }
         self._refuse(0, faults)
@@ -223,7 +224,7 @@ class SmallTile(_StageTile):
     def __post_init__(self) -> None:
         own = (self.row_groups - 1, 4 * self.row_groups * self.row_blocks, 1, 2)
         faults = {
-            "one stage only, which is given back when products of the next are under way": self.stages == 1,
+            ONE_STAGE: self.stages == 1,
             "no share of registers for its warpgroups": self.row_groups * self.k_groups not in _CONSUMER_REGISTERS,
             "no row blocks": self.row_blocks < 1,
             "row tiles that no warpgroup has": 4 * self.row_groups * self.row_blocks < self.row_tiles,

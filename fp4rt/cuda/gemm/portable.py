@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass, replace
 from typing import NamedTuple
 
+from fp4rt.cuda.arch import MOST_THREADS
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import ShapeError
 from fp4rt.layout import ceil_div
@@ -17,7 +18,6 @@ _PIECE_COLUMNS = 128
 _ROWS, _TOKENS = 16, 8  # of one tensor-core operand
 _HALVES_A_COPY = 8
 FEWEST_STAGES = 2  # one is multiplied while the next is on its way
-_MOST_THREADS = 1024
 _SUM_PADDING = 4  # floats between the sums of two tokens, so that the lanes of a warp find different banks
 
 
@@ -66,11 +66,11 @@ class PortableTile:
         if (
             min(astuple(self)) < 1
             or self.stages < FEWEST_STAGES
-            or threads > _MOST_THREADS
+            or threads > MOST_THREADS
             or max(rows, threads) % min(rows, threads)
         ):
             raise ShapeError(
-                f"portable: {self} has something less than 1, under {FEWEST_STAGES} stages, over {_MOST_THREADS} "
+                f"portable: {self} has something less than 1, under {FEWEST_STAGES} stages, over {MOST_THREADS} "
                 "threads or parts of rows a round of copies; choose another tile"
             )
 
