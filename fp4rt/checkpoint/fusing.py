@@ -82,14 +82,15 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
             continue
         rescaled = _rescale(part.scales, smallest / own)
         after = api.dequantize(_with_scales(part, rescaled, smallest))
-        difference = np.subtract(after, api.dequantize(part), dtype=np.float64)
+        difference = np.nan_to_num(np.subtract(after, api.dequantize(part), dtype=np.float64))  # NaN stays NaN: no loss
         noise += float(np.square(difference).sum())
         largest = max(largest, float(np.abs(difference).max(initial=0)))
-        lost += int(np.count_nonzero(E4M3.values[rescaled] * own != E4M3.values[part.scales] * smallest))
+        changed = E4M3.values[rescaled] * own != E4M3.values[part.scales] * smallest
+        lost += int(np.count_nonzero(changed & ~np.isnan(E4M3.values[part.scales])))
         data.append(_without_codes(part.data, rescaled == 0))
         scales.append(rescaled)
     if noise:
-        signal = sum(float(np.square(api.dequantize(part), dtype=np.float64).sum()) for part in parts)
+        signal = sum(float(np.nansum(np.square(api.dequantize(part), dtype=np.float64))) for part in parts)
     joined = QuantizedTensor.trusted(
         np.concatenate(data),
         np.concatenate(scales),

@@ -14,7 +14,7 @@ import pytest
 import fp4rt
 from bench.checkpoint_model import TINY, Size, write_model
 from fp4rt import checkpoint
-from fp4rt.checkpoint.fusing import FusedParts
+from fp4rt.checkpoint.fusing import FusedParts, fuse
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError
 
@@ -592,6 +592,18 @@ def test_fusing_by_rescaling_states_its_loss(tmp_path, files):
     assert report.notes == []
     lost = [FusedParts((), 30.0, 0.5, count).describe() for count in (1, 2)]
     assert lost == ["1 block scale was rounded again: 30.0 dB", "2 block scales were rounded again: 30.0 dB"]
+
+
+def test_block_scales_that_are_nan_before_and_after_fusing_are_no_loss():
+    x = np.random.default_rng(3).standard_normal((4, 32)).astype(np.float32)
+    parts = [fp4rt.quantize(x, global_scale=np.float32(scale), layout="linear") for scale in (100.0, 300.0)]
+    clean = fuse(parts, "rescale")
+    parts[1].scales[2, 1] = 0x7F
+    spoilt = fuse(parts, "rescale")
+    assert np.isnan(fp4rt.dequantize(spoilt.parts[0])[4 + 2, 16:]).all()
+    assert clean.lost_blocks - 1 <= spoilt.lost_blocks <= clean.lost_blocks
+    assert 0 < spoilt.max_error <= clean.max_error
+    assert 20 < spoilt.sqnr_db < 60
 
 
 def test_fusing_names_a_missing_part(tmp_path, files):

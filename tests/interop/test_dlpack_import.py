@@ -271,7 +271,9 @@ def test_without_a_stream_the_producer_is_told_cupys_current_one(producer: Any, 
         asked.append(device)
         return types.SimpleNamespace(ptr=555)
 
-    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(get_current_stream=current))
+    cupy = types.SimpleNamespace(
+        ndarray=type("ndarray", (), {}), cuda=types.SimpleNamespace(get_current_stream=current)
+    )
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     source = producer(floats(), device=(2, 1))
     interop.view(source)
