@@ -9,7 +9,7 @@ from typing import Any
 from fp4rt.device import Device
 from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.pool.buffer import Block
-from fp4rt.pool.stream_key import is_of_ended_thread, stream_key
+from fp4rt.pool.stream_key import stream_key
 from fp4rt.pool.upstream import Upstream
 
 __all__ = ["DEFAULT_STREAMS", "SIZE_CLASSES", "Arena", "check_integer", "size_class"]
@@ -84,11 +84,6 @@ class Arena:
             self._goes_on, self.recording = None, 0
         return self.recording != 0
 
-    @property
-    def abandoned(self) -> bool:
-        """Whether it is that of a per-thread stream whose thread has ended: nobody will ask it for a block any more."""
-        return is_of_ended_thread(self.key)
-
     def put(self, block: Block) -> None:
         """Takes a block back."""
         if block.capture:
@@ -110,15 +105,6 @@ class Arena:
             return own
         free = self.free.get(size)
         return free if free and free[-1].events is None else None
-
-    def join(self, other: Arena) -> None:
-        """Hands all blocks over to ``other``, and those that come back later as well."""
-        free, self.free = self.free, other.free
-        captured, self.captured = self.captured, other.captured
-        for size in list(free):
-            other.free.setdefault(size, []).extend(free.pop(size))
-        for key in list(captured):
-            other.captured.setdefault(key, []).extend(captured.pop(key))
 
     def take_free(self, enough: int | None = None) -> list[Block]:
         """Takes free blocks out, the largest first, until they have ``enough`` bytes; all of them where it is None."""

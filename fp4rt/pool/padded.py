@@ -3,8 +3,7 @@
 Policy:
 
 - Reuse. A freed block goes to the arena of its (device, stream) and serves that stream again at once: stream order
-  protects it. Another stream gets it only when memory is short, or when it was of a per-thread stream whose thread has
-  ended, and then waits for an event behind its last work.
+  protects it. Another stream gets it only when memory is short, and then waits for an event behind its last work.
 - Fill. ``covered`` zeroes only where the tag says that the pool does; ``zero`` every tagged buffer; ``empty`` nothing;
   ``poison`` sets every buffer to 0xFF. Fills are queued on the allocation's stream. A block whose padding is known to
   be zero is not filled again for the same tag.

@@ -42,26 +42,20 @@ class BlockStore:
         return arena
 
     def obtain(self, nbytes: int, size: int, arena: Arena, capture: int) -> Block:
-        """A block that the arena does not have.
-
-        One that an ended thread has left; else from upstream, from another stream, or after making room.
+        """A block that the arena does not have: from upstream, else from another stream, else after making room.
 
         Raises:
             OutOfMemoryError: none of these helps.
         """
         cause: MemoryError | None = None
         try:
-            if not capture:
-                moved = self._move(size, arena, self._abandoned(arena.device))
-                if moved is not None:
-                    return moved
             if self.limit is None or self.held + size <= self.limit:
                 try:
                     return self._new_block(size, arena)
                 except MemoryError as error:
                     cause = error
             if not capture:
-                moved = self._move(size, arena, list(self.arenas.values()))
+                moved = self._move_from_other_stream(size, arena)
                 if moved is not None:
                     return moved
                 if self._make_room(size, arena):
@@ -90,13 +84,8 @@ class BlockStore:
 
     @staticmethod
     def _must_wait(block: Block) -> bool:
-        """Whether upstream would take the block too early: it only knows the stream that it gave the block to.
-
-        And that of an ended thread it may take for another thread's.
-        """
-        arena = block.arena
-        moved = arena is not block.origin or arena.abandoned
-        return moved or bool(block.events) or arena.upstream.must_be_idle(block.handle)
+        """Whether upstream would take the block too early: it only knows the stream that it gave the block to."""
+        return block.arena is not block.origin or bool(block.events) or block.arena.upstream.must_be_idle(block.handle)
 
     def captured_bytes(self) -> int:
         """Bytes kept for graphs."""
@@ -136,20 +125,11 @@ class BlockStore:
         self.upstream_allocations += 1
         return Block(pointer, size, handle, arena)
 
-    def _abandoned(self, device: Device) -> list[Arena]:
-        """The arena of the device's threads that have ended, if there are any: from now on they have one."""
-        ended = [arena for arena in self.arenas.values() if arena.abandoned and arena.device == device]
-        found = [arena for arena in ended if not arena.still_recording()]
-        for other in found[1:]:
-            if self.arenas.pop((device, other.key), None) is not None:  # a finalizer may have done so since
-                other.join(found[0])
-        return found[:1]
-
-    def _move(self, size: int, arena: Arena, others: list[Arena]) -> Block | None:
+    def _move_from_other_stream(self, size: int, arena: Arena) -> Block | None:
         """A free block of another stream of the device; later work of the arena's stream waits for the device's."""
-        if not others or not arena.upstream.has_streams or self.recording(arena.device):
+        if not arena.upstream.has_streams or self.recording(arena.device):
             return None
-        for other in others:
+        for other in self.arenas.values():
             free = other.free.get(size)
             if free and other.device == arena.device:
                 block = free.pop(0)  # the one freed longest ago

@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from typing import Any
 
-__all__ = ["PER_THREAD_STREAM", "is_of_ended_thread", "stream_key"]
+__all__ = ["PER_THREAD_STREAM", "stream_key"]
 
 PER_THREAD_STREAM = 2  # the handle cudaStreamPerThread
 
-
-class _Token:
-    """Lives as long as its thread."""
-
-    __slots__ = ("__weakref__",)
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.token = _Token()
-        self.key = weakref.ref(self.token)
-
-
-_thread = _Thread()
+_thread = threading.local()
 
 
 def stream_key(stream: int) -> Any:
-    """The handle, or for the per-thread stream a key of the calling thread.
+    """The handle, or for the per-thread stream a token of the calling thread.
 
-    While it is kept it equals no other thread's, those that have ended included. A thread's number comes back when the
-    thread ends, and its stream may still have work queued.
+    While the token is kept it equals no other thread's, those that have ended included. A thread's number comes back
+    when the thread ends, and its stream may still have work queued.
     """
-    return stream if stream != PER_THREAD_STREAM else _thread.key
-
-
-def is_of_ended_thread(key: Any) -> bool:
-    """Whether a key is that of the stream of a thread that has ended."""
-    return isinstance(key, weakref.ref) and key() is None
+    if stream != PER_THREAD_STREAM:
+        return stream
+    token = getattr(_thread, "token", None)
+    if token is None:
+        token = _thread.token = object()
+    return token

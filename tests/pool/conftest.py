@@ -7,7 +7,6 @@ order, through events, or because the host waited.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import defaultdict
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 
 from fp4rt.device import Device
 from fp4rt.pool import PaddedPool
-from fp4rt.pool.stream_key import PER_THREAD_STREAM
 from fp4rt.pool.upstream import host_bytes
 
 Clock = dict[int, int]
@@ -53,8 +51,6 @@ class FakeUpstream:
         self.destroyed: set[int] = set()
         self.captures: dict[int, int] = {}
         self.calls: list[str] = []
-        self.thread = threading.local()
-        self.thread_streams = itertools.count(-2, -1)
 
     @property
     def held(self) -> int:
@@ -68,7 +64,7 @@ class FakeUpstream:
                 raise MemoryError("the fake device is full")
             memory = np.full(nbytes, 0xCD, np.uint8)
             pointer = memory.ctypes.data
-            self.live[pointer] = (memory, self._stream(stream))
+            self.live[pointer] = (memory, stream)
             self.accesses.pop(pointer, None)
             self.calls.append("alloc")
             return pointer, pointer
@@ -114,7 +110,7 @@ class FakeUpstream:
             if stream in self.captures:
                 raise IllegalInCapture("record_event on a stream that is captured")
             self.calls.append("record")
-            return dict(self.clocks[self._stream(stream)])
+            return dict(self.clocks[stream])
 
     def record_all(self, device: Device) -> Any:
         with self.lock:
@@ -130,7 +126,7 @@ class FakeUpstream:
             self._refuse_destroyed(stream)
             if stream in self.captures:
                 raise IllegalInCapture("wait_event, for an event from outside, on a stream that is captured")
-            merge(self.clocks[self._stream(stream)], event)
+            merge(self.clocks[stream], event)
             self.calls.append("wait")
 
     def synchronize_event(self, event: Any) -> None:
@@ -144,7 +140,6 @@ class FakeUpstream:
     def work(self, stream: int, pointer: int) -> None:
         """A kernel on ``stream`` that reads and writes the block at ``pointer``."""
         with self.lock:
-            stream = self._stream(stream)
             assert pointer in self.live, "work on memory that was given back"
             self._check_after(pointer, stream, "used")
             now = self.clocks[stream][stream] = self.clocks[stream].get(stream, 0) + 1
@@ -152,15 +147,6 @@ class FakeUpstream:
 
     def destroy(self, stream: int) -> None:
         self.destroyed.add(stream)
-
-    def _stream(self, handle: int) -> int:
-        """A number for the stream, of which that of the per-thread stream is another in every thread."""
-        if handle != PER_THREAD_STREAM:
-            return handle
-        if not hasattr(self.thread, "stream"):
-            self.thread.stream = next(self.thread_streams)
-        number: int = self.thread.stream
-        return number
 
     def _check_after(self, pointer: int, stream: int, what: str) -> None:
         for other, time in self.accesses[pointer].items():

@@ -159,23 +159,14 @@ def in_another_thread(call) -> None:
     thread.join()
 
 
-def in_threads(count: int, call) -> None:
-    """Runs ``call`` in as many threads, which end after all of them have run it."""
-    done = threading.Barrier(count)
-    threads = [threading.Thread(target=lambda: (call(), done.wait())) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_each_thread_has_its_own_per_thread_stream(pool, gpu):
     def allocate() -> None:
         pointers.append(pool.allocate(512, gpu, PER_THREAD_STREAM).pointer)
 
     pointers: list[int] = []
     allocate()
-    in_threads(5, allocate)
+    for _ in range(5):
+        in_another_thread(allocate)
     allocate()
     assert pool.stats().upstream_allocations == 6
     assert pointers[0] == pointers[-1]
@@ -197,89 +188,6 @@ def test_use_on_another_threads_per_thread_stream_is_waited_for(pool, fake, gpu)
     box.clear()
     pool.allocate(512, gpu, PER_THREAD_STREAM)
     assert fake.calls == ["alloc", "record", "wait"]
-
-
-@pytest.mark.parametrize("stream", [PER_THREAD_STREAM, 11])
-def test_blocks_of_threads_that_have_ended_are_taken_behind_an_event(pool, fake, gpu, stream):
-    in_another_thread(lambda: fake.work(PER_THREAD_STREAM, pool.allocate(4096, gpu, PER_THREAD_STREAM).pointer))
-    buffer = pool.allocate(4096, gpu, stream)
-    fake.work(stream, buffer.pointer)  # IllegalAccess without the event
-    assert fake.calls == ["alloc", "record", "wait"]
-    assert pool.stats().moves == 1
-
-
-def test_threads_hold_no_more_than_ran_at_once_however_many_have_ended(pool, fake, gpu):
-    def allocate() -> None:
-        for nbytes in (512, 4096):
-            fake.work(PER_THREAD_STREAM, pool.allocate(nbytes, gpu, PER_THREAD_STREAM).pointer)
-
-    for _ in range(20):
-        in_threads(3, allocate)
-    assert pool.stats().bytes_held == fake.held == 3 * (512 + 4096)
-    assert len(pool._arenas) <= 1 + 2 * 3, "the host's, and those of this and the last generation"
-
-
-def test_a_buffer_that_outlives_its_thread_is_taken_too(pool, fake, gpu):
-    box = []
-    for _ in range(3):
-        in_another_thread(lambda: box.append(pool.allocate(4096, gpu, PER_THREAD_STREAM)))
-        in_another_thread(lambda: pool.allocate(512, gpu, PER_THREAD_STREAM))
-    assert pool.stats().bytes_held == 3 * 4096 + 512
-    box.clear()
-    kept = [pool.allocate(4096, gpu, 11) for _ in range(3)]
-    assert (pool.stats().bytes_held, pool.stats().bytes_in_use) == (3 * 4096 + 512, 3 * 4096)
-    kept.clear()
-    assert pool.trim() == 3 * 4096 + 512
-    assert fake.held == 0
-
-
-def test_blocks_of_threads_that_have_ended_go_upstream_after_their_work(pool, fake, gpu):
-    """Upstream may take the next thread's stream for theirs: handle and thread number are the same."""
-    in_another_thread(lambda: pool.allocate(4096, gpu, PER_THREAD_STREAM))
-    pool.trim()
-    assert fake.calls == ["alloc", "record", "synchronize", "free"]
-
-
-def test_blocks_of_threads_that_have_ended_stay_while_a_graph_is_recorded(pool, fake, gpu):
-    in_another_thread(lambda: pool.allocate(4096, gpu, PER_THREAD_STREAM))
-    fake.captures[11] = 7
-    kept = [pool.allocate(4096, gpu, stream) for stream in (11, 12)]  # IllegalInCapture if it waited for anything
-    assert fake.calls == ["alloc"] * 3
-    del fake.captures[11]
-    kept.append(pool.allocate(4096, gpu, 12))
-    assert fake.calls == ["alloc"] * 3 + ["record", "wait"]
-
-
-def test_a_capture_that_goes_on_when_its_thread_has_ended_is_left_alone(pool, fake, gpu):
-    def begin_capture() -> None:
-        fake.captures[PER_THREAD_STREAM] = 7
-        pool.allocate(4096, gpu, PER_THREAD_STREAM)
-
-    in_another_thread(lambda: pool.allocate(512, gpu, PER_THREAD_STREAM))
-    in_another_thread(begin_capture)
-    pool.allocate(512, gpu, 11)  # IllegalInCapture if it waited for anything
-    assert fake.calls == ["alloc"] * 3
-    del fake.captures[PER_THREAD_STREAM]
-    pool.allocate(512, gpu, 12)
-    assert fake.calls == ["alloc"] * 3 + ["record", "wait"]
-
-
-def test_what_an_ended_thread_captured_stays_its_graphs_until_that_is_released(pool, fake, gpu):
-    def capture() -> None:
-        fake.captures[PER_THREAD_STREAM] = 7
-        pool.allocate(4096, gpu, PER_THREAD_STREAM)
-        del fake.captures[PER_THREAD_STREAM]
-
-    for _ in range(2):
-        in_another_thread(lambda: pool.allocate(512, gpu, PER_THREAD_STREAM))
-        in_another_thread(capture)
-    pool.allocate(4096, gpu, 11)
-    stats = pool.stats()
-    assert (stats.bytes_captured, stats.bytes_held) == (2 * 4096, 3 * 4096 + 512)
-    assert pool.release_captures(7) == 2 * 4096
-    kept = [pool.allocate(4096, gpu, 12) for _ in range(2)]
-    assert pool.stats().upstream_allocations == stats.upstream_allocations
-    assert pool.stats().moves == stats.moves + len(kept)
 
 
 def test_random_streams_sizes_and_lifetimes_never_collide(make_fake, gpu):
