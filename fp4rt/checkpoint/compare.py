@@ -112,15 +112,15 @@ class _Side:
         else:
             yield rows_of(next(matrices(self.store, layer, first=part.expert)), part.first, part.end)
 
-    def scales(self, weight: _Weight, as_stored: bool) -> list[list[float]]:
-        """The global scales of a quantized weight and of its activations: one for each of its matrices."""
+    def scales(self, weight: _Weight, as_stored: bool) -> list[bytes]:
+        """The global scales of a quantized weight and of its activations: one for each of its matrices, fp32."""
         layer, part = self.layers[weight.stored], weight.part
         found = list(stored_scales(self.store, layer).values())
         if layer.form.stores_decode and not as_stored:
             found = [encode_scale(scales) for scales in found]
         count = len(layer.fused_rows) or layer.experts or 1
         own = slice(None) if part is None else slice(part.expert, part.expert + 1)
-        return [np.broadcast_to(scales, (count,))[own].tolist() for scales in found]
+        return [np.broadcast_to(np.float32(scales), (count,))[own].tobytes() for scales in found]
 
     def plain(self, weight: _Weight) -> np.ndarray:
         """An unquantized weight."""
@@ -184,11 +184,10 @@ def _one(left: _Side, right: _Side, weight: _Weight, other: _Weight) -> Differen
         return Difference(name, "differs")
     signal = noise = largest = 0.0
     for x, y in zip(values[0], values[1], strict=True):
+        x, y = np.atleast_1d(x), np.atleast_1d(y)
         step = max(1, SLAB_ELEMENTS // max(1, x[:1].size))
-        for row in range(0, len(x) if x.ndim else 1, step):
-            first = np.asarray(x[row : row + step] if x.ndim else x, np.float64)
-            second = np.asarray(y[row : row + step] if y.ndim else y, np.float64)
-            first, error = _errors(first, second)
+        for row in range(0, len(x), step):
+            first, error = _errors(*(np.asarray(side[row : row + step], np.float64) for side in (x, y)))
             signal += float(np.square(first).sum())
             noise += float(np.square(error).sum())
             largest = max(largest, float(error.max(initial=0)))

@@ -131,8 +131,8 @@ def check_link(path: Path, folder: Path) -> None:
     home = folder.resolve()
     if target.is_relative_to(home):
         return
-    # <cache>/models--org--name/snapshots/<revision>/file -> <cache>/models--org--name/blobs/<hash>
-    if home.parent.name == "snapshots" and target.is_relative_to(home.parent.parent / "blobs"):
+    # <cache>/models--org--name/snapshots/<revision>/.../file -> <cache>/models--org--name/blobs/<hash>
+    if any(above.name == "snapshots" and target.is_relative_to(above.parent / "blobs") for above in home.parents):
         return
     raise CheckpointError(f"{path}: a symbolic link that leaves the folder, to {target}; copy the file instead")
 

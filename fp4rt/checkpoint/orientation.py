@@ -36,8 +36,8 @@ FROM_HIDDEN = {"gate_up_proj", "gate_and_up_projs", "gate_proj", "up_proj", "w1"
 TO_HIDDEN = {"down_proj", "down_projs", "w2", "fc2"}
 # Parts of a configuration that describe a language model; those of images and sound have a hidden_size, too.
 LANGUAGE_PARTS = {
-    *("text_config", "language_config", "llm_config", "thinker_config", "talker_config"),
-    *("decoder", "decoder_config"),
+    *("text_config", "language_config", "language_model", "llm_config", "llm", "lm_config"),
+    *("thinker_config", "talker_config", "decoder", "decoder_config", "generator"),
 }
 
 
@@ -94,8 +94,10 @@ def _shape_says(store: Store, name: str, extents: list[tuple[int, int | None]]) 
     _, first, last = store.entry(name).shape
     said = set()
     for hidden, inner in extents:
-        inside = {inner, 2 * inner if leaf in FROM_HIDDEN else inner} if inner else {first, last}  # gate and up in one
+        inside = {inner, 2 * inner if leaf in FROM_HIDDEN else inner} if inner else set()  # gate and up in one
         begins, ends = first == hidden and last in inside, last == hidden and first in inside
+        if not (begins or ends):  # a part of an expert, or more than one: then the extent at its ends alone tells
+            begins, ends = first == hidden, last == hidden
         if begins != ends:
             said.add(begins == (leaf in FROM_HIDDEN))
     return said.pop() if len(said) == 1 else None

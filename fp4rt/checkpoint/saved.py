@@ -43,8 +43,8 @@ def save(
         tensors: by name. A :class:`QuantizedTensor` becomes the tensors of its format under the module's name ("x" and
             "x.weight" mean the same); any other host array is stored as it is, bit for bit and little endian.
         format: "modelopt", "compressed-tensors" or "comfy".
-        metadata: strings to keep in the file; fp4rt itself writes "fp4rt.shapes", "fp4rt.fused_rows",
-            "quantization_config" and "_quantization_metadata".
+        metadata: strings to keep in the file, such as those of an opened one; "fp4rt.shapes", "fp4rt.fused_rows",
+            "quantization_config" and "_quantization_metadata", which say how tensors are stored, are written anew.
         overwrite: replace what is there.
 
     Raises:
@@ -64,9 +64,6 @@ def save(
     for name in tensors:
         check_name(name, str(path))
     own_metadata = check_metadata({} if metadata is None else metadata, str(path))
-    for key in configs.OWN_METADATA:
-        if key in own_metadata:
-            raise CheckpointError(f"{path}: metadata {printable(key)} is written by fp4rt itself; leave it out")
     quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
     refuse_existing(path, overwrite)
     arrays: dict[str, tuple[TensorSpec, np.ndarray]] = {}

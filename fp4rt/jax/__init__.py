@@ -12,6 +12,7 @@ memory and stream, on the host and on CUDA devices alike. Importing the module r
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -71,7 +72,7 @@ def quantize(
 def dequantize(q: QuantizedTensor, dtype: Any = jnp.float32) -> Any:
     """:func:`fp4rt.dequantize` for arrays and tracers: (m, n) in ``dtype``."""
     check_is_quantized("dequantize", "q", q)
-    result = jax.ShapeDtypeStruct(q.shape, jnp.dtype(check_dtype("dequantize", "dtype", dtype)))
+    result = jax.ShapeDtypeStruct(q.shape, _dtype("dequantize", "dtype", dtype))
     return ffi.call("dequantize", result, *_checked_parts(q), **_settings(q))
 
 
@@ -134,7 +135,7 @@ def matmul(
         arguments.append(_scalar("alpha", alpha))
     if bias is not None:
         arguments.append(bias)
-    result = jax.ShapeDtypeStruct((m, n), jnp.dtype(check_dtype("matmul", "out_dtype", out_dtype)))
+    result = jax.ShapeDtypeStruct((m, n), _dtype("matmul", "out_dtype", out_dtype))
     return ffi.call("matmul", result, *arguments, **settings)
 
 
@@ -212,6 +213,14 @@ def _check_array(function: str, name: str, x: Any, dtypes: tuple[str, ...]) -> N
     _check_library(f"{function} needs {name}", x)
     if str(x.dtype) not in dtypes:
         raise DtypeError(f"{function} needs {name} as {', '.join(dtypes)}, got {x.dtype}; cast it yourself")
+
+
+def _dtype(function: str, name: str, dtype: Any) -> Any:
+    """A dtype in JAX's spellings or in those of :func:`fp4rt.dequantize`."""
+    if isinstance(dtype, str):
+        with suppress(TypeError):  # it may be one of fp4rt's
+            dtype = jnp.dtype(dtype).name
+    return jnp.dtype(check_dtype(function, name, dtype))
 
 
 def _check_library(what: str, x: Any) -> None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ def quantize(
     if not isinstance(layout, str):
         get_layout(layout)  # raises; the operator does for other names
     if padded_n is not None:
-        _check_integer("quantize", "padded_n", padded_n)
+        padded_n = _integer("quantize", "padded_n", padded_n)
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ops.quantize(x, global_scale, layout, padded_n)
     return result
 
@@ -138,7 +139,7 @@ def matmul(
         if not isinstance(layout, str):
             get_layout(layout)  # raises
     if k is not None:
-        _check_integer("matmul", "k", k)
+        k = _integer("matmul", "k", k)
     else:
         k, columns_of_b = ops.memory_columns(a[0]), ops.memory_columns(b[0])
         if k != columns_of_b:
@@ -173,15 +174,17 @@ def _check_parts(function: str, name: str, q: Any) -> None:
 
 def _columns(function: str, data: torch.Tensor, n: Any) -> Any:
     """n, or all columns in memory where it is None."""
-    if n is None:
-        return ops.memory_columns(data)
-    _check_integer(function, "n", n)
-    return n
+    return ops.memory_columns(data) if n is None else _integer(function, "n", n)
 
 
-def _check_integer(function: str, name: str, value: Any) -> None:
-    if not hasattr(value, "__index__"):
-        raise DtypeError(f"{function} needs {name} as an integer, got {value!r}")
+def _integer(function: str, name: str, value: Any) -> Any:
+    """An integer that a schema takes; a symbol stays one."""
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"{function} needs {name} as an integer, got {value!r}") from None
 
 
 def _check_dtype(function: str, name: str, dtype: Any) -> None:

@@ -159,7 +159,7 @@ def test_hidden_sizes_that_are_not_those_of_experts_flip_no_stack(config, up, do
         (LATENT, True),
         ({"hidden_size": 64}, False),
         ({"hidden_size": 32}, True),
-        ({"hidden_size": 32, "moe_intermediate_size": 48}, False),
+        ({"hidden_size": 32, "moe_intermediate_size": 48}, True),  # experts with more rows than the model says
         ({"thinker_config": {"hidden_size": 128}, "talker_config": {"hidden_size": 32}}, False),
         (APART, False),
     ],
@@ -177,6 +177,17 @@ def test_stacks_of_gates_and_ups_in_the_plural_lie_as_their_extents_say(inner, t
     assert checkpoint.quantize(tmp_path / "model", tmp_path / "q").notes == []
     opened = checkpoint.open(tmp_path / "q")
     assert all(opened.layer(name).transposed for name in tensors)
+
+
+@pytest.mark.parametrize("inner", [16, 32, 128, 192])
+@pytest.mark.parametrize("part", [None, "language_model", "llm", "lm_config", "generator"])
+def test_parts_of_experts_and_padded_ones_lie_as_the_extents_at_their_ends_say(inner, part, tmp_path):
+    tensors = {"l.experts.gate_up_proj": (2, 64, 2 * inner), "l.experts.down_proj": (2, inner, 64)}
+    config = {"hidden_size": 64, "moe_intermediate_size": 96}
+    save_model(tmp_path / "model", tensors, config if part is None else {part: config})
+    checkpoint.quantize(tmp_path / "model", tmp_path / "q")
+    opened = checkpoint.open(tmp_path / "q")
+    assert [opened.layer(name).transposed for name in tensors] == [True, True]
 
 
 def test_stacks_that_contradict_each_other_say_nothing_of_others(tmp_path):

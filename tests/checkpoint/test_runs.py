@@ -400,6 +400,19 @@ def test_snapshot_of_the_hugging_face_cache_is_read_through_its_links(model, qua
     assert read_tree(tmp_path / "q") == read_tree(quantized)
 
 
+def test_a_file_in_a_subfolder_of_a_snapshot_has_its_configuration(model, tmp_path):
+    inside = tmp_path / "models--org--pipe" / "snapshots" / "0123" / "text_encoder"
+    blobs = tmp_path / "models--org--pipe" / "blobs"
+    blobs.mkdir(parents=True)
+    inside.mkdir(parents=True)
+    weights = next(model.glob("*.safetensors")).read_bytes()
+    for name, content in (("model.safetensors", weights), ("config.json", b'{"hidden_size": 64}')):
+        (blobs / name).write_bytes(content)
+        (inside / name).symlink_to(Path("../../../blobs") / name)
+    report = checkpoint.quantize(inside / "model.safetensors", tmp_path / "q.safetensors")
+    assert any(row.action == "quantized" for row in report.tensors)
+
+
 def test_link_planted_in_the_target_is_not_written_through(model, tmp_path):
     source = copy_of(model, tmp_path / "m")
     (source / "sub").mkdir()

@@ -394,11 +394,24 @@ def test_save_refuses_metadata_that_no_header_holds(metadata, said, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("key", ["fp4rt.shapes", "fp4rt.fused_rows", "quantization_config", "_quantization_metadata"])
-def test_save_refuses_metadata_that_it_writes_itself(key, tmp_path):
-    with pytest.raises(CheckpointError, match=rf"metadata {key!r} is written by fp4rt itself; leave it out"):
-        checkpoint.save(tmp_path / "x.safetensors", {"x": np.ones(3)}, metadata={"note": "a", key: "{}"})
-    assert not any(tmp_path.iterdir())
+def test_numbers_without_a_shape_and_nan_scales_of_activations_are_compared(files, tmp_path):
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        checkpoint.save(tmp_path / f"{name}.safetensors", {"logit_scale": np.array(value, np.float32)})
+    (row,) = checkpoint.compare(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    assert (row.verdict, row.max_error, row.sqnr_db) == ("differs", 1.0, 0.0)
+    nan = {"w.input_scale": ("F32", [], np.float32(np.nan).tobytes())}
+    path = files.make(tmp_path / "c.safetensors", matrix(files, **nan))
+    assert [row.verdict for row in checkpoint.compare(path, path)] == ["identical"]
+
+
+def test_metadata_of_an_opened_file_can_be_saved_again_and_its_own_keys_are_written_anew(tmp_path):
+    q = fp4rt.quantize(np.ones((4, 17), np.float32), padded_n=32)
+    checkpoint.save(tmp_path / "a.safetensors", {"w": q}, format="comfy", metadata={"note": "a", "fp4rt.shapes": "{}"})
+    first = checkpoint.open(tmp_path / "a.safetensors")
+    assert first.metadata["note"] == "a"
+    assert json.loads(first.metadata["fp4rt.shapes"]) == {"w.weight": [4, 17]}
+    checkpoint.save(tmp_path / "b.safetensors", {"w": first.load("w")}, format="comfy", metadata=first.metadata)
+    assert (tmp_path / "b.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
 
 
 def test_save_refuses_the_name_of_the_metadata(tmp_path):

@@ -217,7 +217,7 @@ def test_dtypes_of_a_product_are_checked_while_tracing() -> None:
 def test_dtypes_are_spelled_as_for_the_functions_and_others_are_refused() -> None:
     x, q = jnp.ones((3, 64), jnp.bfloat16), fj.quantize(jnp.ones((5, 64)))
     torch = pytest.importorskip("torch")
-    for dtype in ("fp16", "half", np.float16, jnp.float16, np.dtype("float16"), torch.float16):
+    for dtype in ("fp16", "half", "f2", "<f2", np.float16, jnp.float16, np.dtype("float16"), torch.float16):
         assert fj.dequantize(q, dtype).dtype == fj.matmul(x, q, out_dtype=dtype).dtype == jnp.float16
     for dtype in ("zz", 5, None, "float64", np.float64, torch.int8, jnp.float8_e4m3fn):
         with pytest.raises(DtypeError, match="dequantize needs dtype as one of float16, bfloat16, float32, got"):

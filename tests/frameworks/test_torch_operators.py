@@ -134,6 +134,7 @@ def test_what_operators_cannot_take_is_refused_as_by_the_functions(device: str) 
         (lambda: ft.dequantize(*a, n=32.0), DtypeError, r"dequantize needs n as an integer, got 32\.0"),
         (lambda: ft.relayout(data, scales, "linear", n="3"), DtypeError, "relayout needs n as an integer, got '3'"),
         (lambda: ft.matmul(a, a, k="3"), DtypeError, "matmul needs k as an integer, got '3'"),
+        (lambda: ft.matmul(a, a, k=torch.tensor(3.5)), DtypeError, r"matmul needs k as an integer, got tensor\(3.5"),
     ):
         with pytest.raises(error, match=message) as caught:
             call()

@@ -245,6 +245,29 @@ def test_few_rows_are_shared_by_clusters_of_four_as_far_as_these_fit():
     assert choose_hopper(64, 2112, 7168, H200)[0].k_cluster == 2  # 136 blocks, but clusters of four fill 120
 
 
+def test_devices_of_few_multiprocessors_get_tiles_whose_clusters_have_room():
+    for multiprocessors, m in itertools.product((1, 2, 3, 4, 5, 16), (1, 40, 64, 300)):
+        tile, _ = choose_hopper(m, 4096, 4096, multiprocessors)
+        assert tile.k_cluster * getattr(tile, "cluster", 1) <= multiprocessors
+        assert worth_measuring(m, 4096, 4096, multiprocessors)
+
+
+def test_the_small_kernel_is_there_for_all_its_tokens_when_asked_for():
+    for m, k in itertools.product((1, 96, 121, 128), (16, 256, 4096)):
+        assert isinstance(choose_hopper(m, 4096, k, H200, "small")[0], SmallTile)
+
+
+def test_memory_that_workers_share_has_room_for_three_warpgroups():
+    tile = PrefillTile(128, 1, 12, 6, 2, 4, row_groups=3)
+    sharing = tile.sharing(1200, 6144, 8192, H200)
+    assert sharing.sharers == H200
+    assert sharing.sums_bytes == 2 * H200 * 3 * 64 * 128 * 4
+    assert sharing.arrivals_bytes == (320 - 264) * 3 * 2 * 4
+    assert tile.plan.nbytes == tile.plan.macros["ARRIVALS_AT"] + 3 * 4
+    four = SmallTile(2, 4, 1, 4, row_groups=1, k_groups=1, row_blocks=1, fragments=4, k_cluster=4)
+    assert [four.can_share(k) for k in (512, 768, 769)] == [False, False, True]
+
+
 def test_many_rows_are_read_in_few_waves_of_blocks():
     tile, _ = choose_hopper(1, 128256, 4096, H200)
     assert tile.row_tiles >= 8  # single ones would waste the fewest rows, and take twice as long

@@ -181,7 +181,8 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     box_chunks = tile.box_chunks if k % 64 == 0 else 0
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
     piece_groups = (tile.tiles(m, n) - whole_tiles) * ceil_div(k, 256) // sharers if sharers else 0
-    sums = aligned(np.full((2 * max(sharers, 1), 8, 64, tile.box_rows, 4), 0xFF, np.uint8))  # NaN
+    shared_sums = 64 * tile.row_groups * tile.row_blocks * tile.tokens * tile.cluster if sharers else 0
+    sums = aligned(np.full((2 * sharers, shared_sums, 4), 0xFF, np.uint8))  # NaN
     arrivals = np.zeros((64, 3, 2), np.uint32)
     cluster = tile.k_cluster * getattr(tile, "cluster", 1)
     clusters = np.arange(blocks // cluster) if order is None else np.array(order)
@@ -192,7 +193,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
         *(ctypes.c_void_p(order.ctypes.data), blocks, columns, tile.threads, args),
         *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), tile.box_rows, box_chunks, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
-        piece_groups,
+        *(piece_groups, tile.plan.nbytes),
     )
     element = 4 if out_type == "float32" else 2
     assert (guarded[m * n * element :] == GUARD).all(), "writes past the end"

@@ -7,6 +7,7 @@ the registers' bandwidth; in prefill tiles the products hide the decoding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -99,6 +100,7 @@ def _narrowed(tile: HopperTile, m: int) -> HopperTile:
     return replace(tile, tokens=round_up(ceil_div(m, ceil_div(m, tile.tokens)), _PREFILL_TOKENS))
 
 
+@lru_cache(maxsize=4096)
 def _is_far_from_best(tile: HopperTile, m: int, n: int, k: int) -> bool:
     """Whether a tile, measured at other numbers of tokens, fills the multiprocessors badly with these."""
     if not isinstance(tile, PrefillTile):
@@ -121,7 +123,7 @@ def _wide_tiles(m: int, k: int, kernel: str | None = None) -> list[HopperTile]:
     """Tiles of the small and the prefill kernel that can compute the product."""
     found: list[HopperTile] = []
     if kernel == "small" or (kernel is None and m <= SMALL_TOKENS):
-        found += _small_tiles(m)
+        found += _small_tiles(m, _FEWEST_SMALL_STAGES if kernel is None else 2)
     if kernel == "prefill" or (kernel is None and m > SMALL_TOKENS // 2):
         found += _prefill_tiles(m)
     return [tile for tile in found if tile.can_share(k)]
@@ -140,8 +142,11 @@ def worth_measuring(
 
 
 def estimate(tile: HopperTile, m: int, n: int, k: int, multiprocessors: int) -> float:
-    """Cycles of a small or prefill tile for a product."""
+    """Cycles of a small or prefill tile for a product; infinite where its clusters have no room."""
     assert not isinstance(tile, DecodeTile)
+    cluster = tile.k_cluster * (tile.cluster if isinstance(tile, PrefillTile) else 1)
+    if _in_clusters(cluster, multiprocessors) < cluster:
+        return math.inf
     groups = ceil_div(k, TILE_COLUMNS)
     if isinstance(tile, PrefillTile):
         chunks = ceil_div(groups, tile.k_cluster) * GROUP_CHUNKS
@@ -218,7 +223,7 @@ def _decode_tiles(m: int, n: int, multiprocessors: int) -> list[HopperTile]:
 
 
 @lru_cache(maxsize=64)
-def _small_tiles(m: int) -> list[HopperTile]:
+def _small_tiles(m: int, fewest_stages: int) -> list[HopperTile]:
     """Every division of the work, each with as many stages as fit."""
     tokens = ceil_div(m, 8)
     found: list[HopperTile] = []
@@ -226,15 +231,18 @@ def _small_tiles(m: int) -> list[HopperTile]:
     divisions = ((4, 1, 2, 1, 4), (8, 2, 1, 1, 4), (12, 3, 1, 1, 2), (14, 2, 1, 2, 2), (16, 2, 1, 2, 2))
     for row_tiles, *division in divisions:
         for k_cluster in (1, 2, 4):
-            found += _most_stages(tokens, row_tiles, *division, k_cluster=k_cluster)
+            found += _most_stages(fewest_stages, tokens, row_tiles, *division, k_cluster=k_cluster)
     for row_tiles, row_groups, fragments in ((12, 3, 4), (16, 4, 2)) if tokens <= _MOST_OWN_TOKEN_TILES else ():
-        found += _most_stages(tokens, row_tiles, row_groups, 1, 1, fragments, k_cluster=2, own_groups=row_groups - 1)
+        own = {"k_cluster": 2, "own_groups": row_groups - 1}
+        found += _most_stages(fewest_stages, tokens, row_tiles, row_groups, 1, 1, fragments, **own)
     return found
 
 
-def _most_stages(tokens: int, row_tiles: int, *division: int, k_cluster: int, own_groups: int = 0) -> list[SmallTile]:
+def _most_stages(
+    fewest: int, tokens: int, row_tiles: int, *division: int, k_cluster: int, own_groups: int = 0
+) -> list[SmallTile]:
     """The tile with as many stages as fit, if it can be at all."""
-    for stages in range(_MOST_SMALL_STAGES, _FEWEST_SMALL_STAGES - 1, -1):
+    for stages in range(_MOST_SMALL_STAGES, fewest - 1, -1):
         try:
             tile = SmallTile(tokens, row_tiles, 1, stages, *division, k_cluster=k_cluster, own_groups=own_groups)
         except ShapeError:

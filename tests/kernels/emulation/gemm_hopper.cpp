@@ -17,10 +17,12 @@ extern "C" void allow_reads(const void* first, u64 bytes) {
 // 0: threads run in their order.
 extern "C" void disturb(u64 seed) { emulation::disturbed = seed != 0, emulation::random_state = seed; }
 
-// `order` numbers the blocks of a grid of `columns` in x.
+constexpr int GUARD = 0xA5;
+
+// `order` numbers the blocks of a grid of `columns` in x; each has `shared_bytes` of shared memory.
 extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch,
                     u32 box_rows, u32 box_chunks, u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers,
-                    u32 piece_groups) {
+                    u32 piece_groups, u32 shared_bytes) {
     const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, box_chunks},
                                          *gemm,
                                          box_chunks,
@@ -37,12 +39,20 @@ extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, cons
     };
     for (u32 i = 0; i < blocks; i += BLOCKS) {
         for (u32 block = 0; block < BLOCKS; ++block) {
-            std::memset(emulation::memory_of(block), 0xFF, sizeof shared_memory);  // NaN, as far as any kernel may know
+            unsigned char* const memory = emulation::memory_of(block);
+            std::memset(memory, 0xFF, shared_bytes);  // NaN, as far as any kernel may know
+            std::memset(memory + shared_bytes, GUARD, sizeof shared_memory - shared_bytes);
             std::memset(emulation::named_barriers[block], 0, sizeof emulation::named_barriers[block]);
             emulation::barriers[block].clear();
         }
         blockIdx.x = order[i] % columns, blockIdx.y = order[i] / columns;
         emulation::run_block(threads, body, BLOCKS);
+        for (u32 block = 0; block < BLOCKS; ++block) {
+            const unsigned char* const memory = emulation::memory_of(block);
+            for (u32 at = shared_bytes; at < sizeof shared_memory; ++at) {
+                if (memory[at] != GUARD) emulation::fail("writes past its shared memory");
+            }
+        }
     }
     emulation::readable.clear();
 }
