@@ -3,7 +3,9 @@
 Policy:
 
 - Reuse. A freed block goes to the arena of its (device, stream) and serves that stream again at once: stream order
-  protects it. Another stream gets it only when memory is short, and then waits for an event behind its last work.
+  protects it. Another stream gets it only when memory is short, and then waits for an event behind its last work. So
+  the memory of a per-thread stream stays with it when its thread ends, until memory is short, a limit is reached, or
+  :meth:`PaddedPool.trim`: many short threads want a limit.
 - Fill. ``covered`` zeroes only where the tag says that the pool does; ``zero`` every tagged buffer; ``empty`` nothing;
   ``poison`` sets every buffer to 0xFF. Fills are queued on the allocation's stream. A block whose padding is known to
   be zero is not filled again for the same tag.
