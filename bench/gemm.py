@@ -6,7 +6,7 @@
 ``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
 time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
 8192 x 8192 x 8192 product; both are measured first. L2 is emptied before every call; what a call needs beside its
-kernel (NVFP4 activations to bf16, say) is part of its time. Results are of the activations' type, with NVFP4 ones bf16.
+kernel (NVFP4 activations to bf16, say) is part of its time.
 
 A case and cuBLAS run in turns, each as ``triton.testing.do_bench`` runs it: 25 ms of calls unmeasured, then 100 ms.
 Long products come to the card's power limit, and each is measured at the clocks that its own load leaves: the fewer
@@ -132,9 +132,8 @@ def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[R
 def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds: Bounds) -> Row:
     """One product and its cuBLAS twin."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    out_dtype = torch.bfloat16 if kind.a_type == "nvfp4" else getattr(torch, kind.a_type)
-    a = fp4rt.quantize(x) if kind.a_type == "nvfp4" else x.to(out_dtype)
-    out, twin_out = (torch.empty(m, n, device="cuda", dtype=dtype) for dtype in (out_dtype, torch.bfloat16))
+    out, twin_out = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    a = fp4rt.quantize(x) if kind.a_type == "nvfp4" else x.to(getattr(torch, kind.a_type))
 
     def product() -> None:
         fp4rt.matmul(a, weight, out=out)
