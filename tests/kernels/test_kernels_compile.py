@@ -85,6 +85,9 @@ def fewer_tiles():
     prefill = {PrefillTile(tokens, 1, 8, 4, 2, 4) for tokens in (144, 208, 240)}
     prefill |= {PrefillTile(tokens, 1, 12, 6, 2, 4, row_groups=3) for tokens in (64, 112, 128, 160)}
     prefill |= {PrefillTile(tokens, 1, 8, 4, 2, 4, stage_chunks=2) for tokens in (16, 48, 64, 112)}
+    fours = {tile for tile in worth_measuring(64, 1280, 8192, 132, most=99) if tile.k_cluster == 4}
+    assert {type(tile) for tile in fours} == {SmallTile}
+    yield "clusters of four", [tile.spec("bfloat16") for tile in forms(fours)]
     yield "small", [tile.spec("bfloat16") for tile in forms(small) if tile.token_tiles % 2 == 1]
     yield "small, fp16", [tile.spec("float16") for tile in forms(small) if tile.token_tiles % 4 == 2]
     yield "small, most sums", [tile.spec("bfloat16") for tile in forms(most_sums)]
