@@ -204,7 +204,7 @@ def positive(text: str) -> int:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one shape, few m")
+    parser.add_argument("--quick", action="store_true", help="one shape, few m; nothing is written then")
     parser.add_argument(
         "--shape",
         nargs=2,
@@ -228,7 +228,7 @@ def main() -> None:
     if arguments.tokens:
         kinds = tuple(replace(kind, tokens=tuple(arguments.tokens)) for kind in kinds)
     rows = measure(shapes, kinds)
-    if not (arguments.no_write or arguments.shape or arguments.tokens):
+    if not (arguments.no_write or arguments.quick or arguments.shape or arguments.tokens):
         print(write_rows("gemm_cuda", rows))
 
 

@@ -190,8 +190,9 @@ def convert(
     """Move an NVFP4 model from one format into another.
 
     Every code and block scale is kept, but --fused-scales rescale rounds block scales again. compressed-tensors stores
-    the reciprocals of the other formats' global scales; a note counts those that would not come back unchanged. To
-    bf16, fp16 and fp32 it does what dequantize does.
+    the reciprocals of the other formats' global scales; a note counts those that would not come back unchanged. Its
+    stacks of experts become one module an expert, and stay so when converted back. To bf16, fp16 and fp32 it does what
+    dequantize does.
     """
     with usage():
         _check_choice("format", to, (*FORMATS, *FLOATS))

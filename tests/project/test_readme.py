@@ -61,7 +61,8 @@ def test_every_make_command_has_a_target():
 def test_every_fp4rt_command_line_runs(tmp_path):
     rng = np.random.default_rng(0)
     layer = {"layer.weight": rng.standard_normal((64, 128), np.float32), "layer.bias": np.zeros(64, np.float32)}
-    save_file(layer, tmp_path / "model.safetensors")
+    (tmp_path / "model").mkdir()
+    save_file(layer, tmp_path / "model" / "model.safetensors")
     commands = [words[1:] for words in shell_commands() if words[0] == "fp4rt"]
     assert len(commands) >= 3
     for arguments in commands:
