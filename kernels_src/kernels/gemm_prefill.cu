@@ -16,8 +16,8 @@
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
 // (<= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, K_TAIL, RASTER_TOKENS,
-// CLUSTER, K_CLUSTER, OUT_TOKENS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory: WEIGHTS_AT, OUT_AT,
-// BARRIERS_AT, ARRIVALS_AT.
+// CLUSTER, K_CLUSTER, OUT_TOKENS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory:
+// WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"
@@ -92,7 +92,7 @@ __device__ __forceinline__ void send_stage(const PrepackedGemmArguments& args, u
 // Whether the second half of a column group is left out. The parity of stages stays, and with it whose turn it is.
 __device__ __forceinline__ bool ends_early(const PrepackedGemmArguments& args, u32 group) {
     static_assert(!K_TAIL || STAGE_CHUNKS == 1, "two stages are a half of a group");
-    return K_TAIL && group * GROUP_COLUMNS + GROUP_COLUMNS / 2 >= (u32)args.gemm.k;
+    return group * GROUP_COLUMNS + GROUP_COLUMNS / 2 >= (u32)args.gemm.k;
 }
 
 // Whether a block's first activations are asked for before it meets: nobody else writes or gets them.
@@ -113,10 +113,10 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
         if (piece == 0 && sends_activations_first(args)) chunk += STAGE_CHUNKS, place.advance();
 #pragma unroll 1
         for (; chunk < tile.last_group * GROUP_CHUNKS; chunk += STAGE_CHUNKS) {
-            const u32 at = tile.chunk_at(chunk);
-            if (at % GROUP_CHUNKS >= GROUP_CHUNKS / 2 && ends_early(args, at / GROUP_CHUNKS)) continue;
+            const bool is_second_half = chunk % GROUP_CHUNKS >= GROUP_CHUNKS / 2;
+            if (K_TAIL && is_second_half && ends_early(args, tile.group_at(chunk / GROUP_CHUNKS))) continue;
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
-            send_stage(args, base, rank, tile.first_token, at, place.stage);
+            send_stage(args, base, rank, tile.first_token, tile.chunk_at(chunk), place.stage);
             place.advance();
         }
     }
@@ -252,11 +252,9 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         }
         u32 read_stage = NO_STAGE;  // of activations, still read by products under way
         for (u32 k = tile.first_group; k < tile.last_group; ++k) {
-            const bool is_half = ends_early(args, tile.group_at(k));
             mbarrier_wait(rings.weights.full(weight_place.stage), weight_place.parity);
 #pragma unroll
             for (u32 s = 0; s < GROUP_STAGES; ++s) {
-                const bool is_last = s + 1 == GROUP_STAGES || (s + 1 == GROUP_STAGES / 2 && is_half);
                 Words4 words[STAGE_CHUNKS][ROW_BLOCKS];
                 Words2 scale_words[STAGE_CHUNKS][ROW_BLOCKS];
                 for_each_block([&](u32 i, u32 b) {
@@ -275,7 +273,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 });
                 mbarrier_wait(rings.activations.full(activation_place.stage), activation_place.parity);
                 const u32 stage_tokens = tokens + activation_place.stage * (ACTIVATION_BYTES >> 4);
-                if (is_last) mbarrier_arrive(rings.weights.empty(weight_place.stage));  // all is decoded
+                if (s + 1 == GROUP_STAGES) mbarrier_arrive(rings.weights.empty(weight_place.stage));  // all is decoded
                 wgmma_fence();
 #pragma unroll
                 for (u32 i = 0; i < STAGE_CHUNKS; ++i) {
@@ -293,7 +291,12 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
                 if (read_stage != NO_STAGE) release_activations(read_stage);
                 read_stage = activation_place.stage;
                 activation_place.advance();
-                if (s + 1 < GROUP_STAGES && is_last) break;
+                if constexpr (K_TAIL) {
+                    if (s + 1 == GROUP_STAGES / 2 && ends_early(args, tile.group_at(k))) {
+                        mbarrier_arrive(rings.weights.empty(weight_place.stage));
+                        break;
+                    }
+                }
             }
             weight_place.advance();
         }
