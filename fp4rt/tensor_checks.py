@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from fp4rt.layout import round_up
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["check_bytes", "check_matrix_shape", "check_one_float", "check_padded_n", "check_parts"]
+__all__ = ["check_bytes", "check_integer", "check_matrix_shape", "check_one_float", "check_padded_n", "check_parts"]
 
 
 def check_matrix_shape(shape: Any, what: str, columns: str = "n") -> tuple[int, int]:
@@ -55,17 +56,26 @@ def check_padded_n(function: str, shape: tuple[int, int], padded_n: Any, name: s
                 f"{function} needs n divisible by {BLOCK}, got {name} = {shape}; pass padded_n={round_up(n, BLOCK)}"
             )
         return n
-    try:
-        padded = padded_n.__index__()
-    except AttributeError:
-        raise DtypeError(f"{function} needs padded_n as an integer, got {padded_n!r}") from None
+    padded = check_integer(function, "padded_n", padded_n)
     if padded % BLOCK or padded < n:
         fitting = round_up(max(padded, n), BLOCK)
         raise ShapeError(
             f"{function} needs padded_n divisible by {BLOCK} and not below n = {n}, got padded_n = {padded} with "
             f"{name} = {shape}; pass padded_n={fitting}"
         )
-    return int(padded)
+    return padded
+
+
+def check_integer(function: str, name: str, value: Any) -> int:
+    """An integer of any library as an int.
+
+    Raises:
+        DtypeError: it is none.
+    """
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DtypeError(f"{function} needs {name} as an integer, got {value!r}") from None
 
 
 def check_bytes(owner: str, name: str, view: ArrayView, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:

@@ -25,15 +25,7 @@ from fp4rt.errors import CheckpointError
 from fp4rt.format import BLOCK
 from fp4rt.version import __version__
 
-__all__ = [
-    "OWN_METADATA",
-    "Outcome",
-    "file_metadata",
-    "folder_config",
-    "hf_quant_config",
-    "kept_linears",
-    "quantization_config",
-]
+__all__ = ["Outcome", "file_metadata", "folder_config", "hf_quant_config", "kept_linears", "quantization_config"]
 
 W4A4, W4A16 = "NVFP4", "W4A16_NVFP4"
 KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}

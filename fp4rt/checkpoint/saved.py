@@ -48,9 +48,9 @@ def save(
         overwrite: replace what is there.
 
     Raises:
-        CheckpointError: the file exists, the format is unknown, a name or the metadata is no string of UTF-8 or is
-            reserved, two tensors would have one name, a global scale is unusable, or hf_quant_config.json describes
-            another file of the folder.
+        CheckpointError: the file exists, the format is unknown, a name or the metadata is no string of UTF-8, a name is
+            the header's own, two tensors would have one name, a global scale is unusable, or hf_quant_config.json
+            describes another file of the folder.
         DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device; overwrite
             is no bool.
     """

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from fp4rt.errors import DtypeError, LayoutError, ShapeError
 from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_integer
 from fp4rt.torch import ops
 from fp4rt.torch.linear import NVFP4Linear
 from fp4rt.torch.model import quantize_model
@@ -50,8 +50,7 @@ def quantize(
     _check_tensor("quantize", "x", x)
     if global_scale is not None:
         _check_tensor("quantize", "global_scale", global_scale, ONE_FLOAT)
-    if not isinstance(layout, str):
-        get_layout(layout)  # raises; the operator does for other names
+    _check_layouts(layout)
     if padded_n is not None:
         padded_n = _integer("quantize", "padded_n", padded_n)
     result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = ops.quantize(x, global_scale, layout, padded_n)
@@ -70,8 +69,7 @@ def dequantize(
     """(m, n) in ``dtype``; n is all columns in memory where None."""
     _check_parts("dequantize", "q", (data, scales, global_scale))
     _check_dtype("dequantize", "dtype", dtype)
-    if not isinstance(layout, str):
-        get_layout(layout)  # raises
+    _check_layouts(layout)
     n = _columns("dequantize", data, n)
     result: torch.Tensor = ops.dequantize(data, scales, global_scale, n, layout, dtype)
     return result
@@ -83,9 +81,7 @@ def relayout(
     """The scales in layout ``to``; data only says how many rows and columns there are."""
     _check_tensor("relayout", "data", data)
     _check_tensor("relayout", "scales", scales)
-    for name in (layout, to):
-        if not isinstance(name, str):
-            get_layout(name)  # raises
+    _check_layouts(layout, to)
     n = _columns("relayout", data, n)
     result: torch.Tensor = ops.relayout(data, scales, n, layout, to)
     return result
@@ -135,9 +131,7 @@ def matmul(
         layout_of_a, layout_of_b = layouts
     except (TypeError, ValueError):
         raise LayoutError(f"matmul needs layouts as two names, such as ('128x4', '8x4'), got {layouts!r}") from None
-    for layout in (layout_of_a, layout_of_b):
-        if not isinstance(layout, str):
-            get_layout(layout)  # raises
+    _check_layouts(layout_of_a, layout_of_b)
     if k is not None:
         k = _integer("matmul", "k", k)
     else:
@@ -179,12 +173,14 @@ def _columns(function: str, data: torch.Tensor, n: Any) -> Any:
 
 def _integer(function: str, name: str, value: Any) -> Any:
     """An integer that a schema takes; a symbol stays one."""
-    if type(value) is int or isinstance(value, torch.SymInt):
-        return value
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise DtypeError(f"{function} needs {name} as an integer, got {value!r}") from None
+    return value if type(value) is int or isinstance(value, torch.SymInt) else check_integer(function, name, value)
+
+
+def _check_layouts(*layouts: Any) -> None:
+    """Refuse what is no string; the operators refuse strings that name no layout."""
+    for layout in layouts:
+        if not isinstance(layout, str):
+            get_layout(layout)  # raises
 
 
 def _check_dtype(function: str, name: str, dtype: Any) -> None:

@@ -203,7 +203,7 @@ def test_the_last_tiles_are_shared_where_that_saves_time():
     tile = PrefillTile(256, 1, 8, 4, 2, 4)
     few = tile.sharing(512, 28672, 8192, H200)  # 448 tiles: 3 rounds, and 52 tiles for 132 workers
     assert (few.whole_tiles, few.sharers) == (396, 132)
-    assert 3.4 < few.rounds < 3.7
+    assert 3.5 < few.rounds < 3.7
     assert few.sums_bytes == 2 * 132 * 128 * 256 * 4
     assert few.arrivals_bytes == 52 * 2 * 2 * 4
     halves = tile.sharing(768, 8192, 8192, H200)  # 60 tiles remain: each in two halves costs less than in three parts
@@ -220,7 +220,7 @@ def test_few_tiles_are_not_shared_among_all_workers_as_one_adds_up_the_sums_of_a
     sharing = PrefillTile(208, 1, 8, 4, 2, 4).sharing(2048, 5120, 5120, H200)  # 4 of 400 tiles remain
     assert sharing.whole_tiles == 396
     assert 8 <= sharing.sharers <= 24
-    assert choose_hopper(2048, 5120, 5120, H200)[0].tokens != 208  # which took 11 % longer than 256
+    assert choose_hopper(2048, 5120, 5120, H200)[0].tokens == 160  # 208, which came before 256, took 11 % longer
 
 
 def test_the_longest_products_share_their_tokens_in_clusters():
@@ -284,6 +284,7 @@ def test_tiles_are_not_shared_in_more_pieces_than_there_are_column_groups():
 
 def test_tokens_are_divided_evenly_among_tiles():
     assert choose_hopper(300, 8192, 8192, H200)[0].tokens == 160
+    assert choose_hopper(600, 8192, 8192, H200)[0].tokens == 160
     assert choose_hopper(700, 28672, 8192, H200)[0].tokens == 240
     assert choose_hopper(2048, 8192, 8192, H200)[0].tokens == 256
 

@@ -25,8 +25,6 @@ except BackendUnavailable as error:
 # Others run one of these four's instructions: of a kernel with many forms, a few are compiled for them.
 IN_FULL = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
 assert set(IN_FULL) < set(COMPILED_ARCHS)
-# Products on the last two are those of sm_80: each compiles one half of their forms.
-HALF_OF_PRODUCTS = {"sm_100a": slice(0, None, 2), "sm_120a": slice(1, None, 2)}
 
 
 def compiled_for(arch):
@@ -35,11 +33,7 @@ def compiled_for(arch):
     found = defaultdict(list)
     for spec in kernels_for(target):
         found[spec.source].append(spec)
-    if arch not in IN_FULL:
-        return {source: specs[::5] for source, specs in found.items()}
-    if arch in HALF_OF_PRODUCTS:
-        found["kernels/gemm_portable.cu"] = found["kernels/gemm_portable.cu"][HALF_OF_PRODUCTS[arch]]
-    return found
+    return found if arch in IN_FULL else {source: specs[::5] for source, specs in found.items()}
 
 
 KERNELS = [(arch, source, specs) for arch in COMPILED_ARCHS for source, specs in compiled_for(arch).items()]
