@@ -2,15 +2,20 @@
 
 An operator takes and returns plain tensors: a quantized tensor is (data, scales, global_scale) with its columns n and
 its layout beside it. Results are torch's own memory, so that torch's allocator, its graphs and its memory planning see
-them; the kernels write every byte of it. No operator is differentiable: a backward pass through one raises.
+them; the kernels write every byte of it.
+
+``linear`` and ``linear_prepacked`` are differentiable in x and bias, the quantized weight being fixed; quantizing x there
+counts as the identity (straight-through). A backward pass through any other operator raises.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch.utils import enable_single_level_autograd_function
 
 from fp4rt import api
 from fp4rt.errors import DtypeError, ShapeError
@@ -21,6 +26,7 @@ from fp4rt.tensor_checks import check_matrix_shape, check_padded_n
 
 __all__ = [
     "dequantize",
+    "dequantize_prepacked",
     "global_scale",
     "linear",
     "linear_prepacked",
@@ -57,8 +63,14 @@ def _requires_grad(*arguments: Any) -> bool:
 _any_requires_grad = getattr(torch._C, "_any_requires_grad", _requires_grad)  # older PyTorch has none
 
 
-def _operator(schema: str) -> Any:
-    """Define ``fp4rt::schema``; the decorated function runs it on both devices, ``.fake`` shapes it."""
+# From the result's gradient, the arguments by name, and the names of those that want one: their gradients. An operator
+# is linear in some arguments: nothing but their shape is kept, and is what the function gets.
+Gradient = Callable[[torch.Tensor, dict[str, Any], list[str]], dict[str, torch.Tensor]]
+_LINEAR_IN = ("x", "bias")
+
+
+def _operator(schema: str, gradient: Gradient | None = None) -> Any:
+    """Define ``fp4rt::schema``; the decorated function runs it on both devices, ``_fake`` shapes it."""
 
     def register(function: Any) -> Any:
         name = _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
@@ -67,37 +79,57 @@ def _operator(schema: str) -> Any:
         operator = getattr(torch.ops.fp4rt, name)
         for key in _NOT_DENSE:
             _library.impl(name, _refusal(operator.default), key)
-        _library.impl(name, _autograd_kernel(operator.default, function), "Autograd", with_keyset=True)
+        kernel = _autograd_kernel(operator.default, function, gradient)
+        _library.impl(name, kernel, "Autograd", with_keyset=True)
         return operator
 
     return register
 
 
-def _autograd_kernel(operator: Any, function: Any) -> Any:
-    """What runs above the devices' kernels: a result that needs a gradient refuses the backward pass.
+def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) -> Any:
+    """What runs above the devices' kernels, and keeps what the backward pass needs where a gradient is wanted.
 
     ``torch.library.register_autograd`` does the same, but goes through the dispatcher a second time at every call;
     here that is left out where nothing is between autograd and the device.
     """
+    names = [argument.name for argument in operator._schema.arguments]
 
     def below(keyset: Any, args: tuple[Any, ...]) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
-    class WithoutGradient(torch.autograd.Function):
+    class Recorded(torch.autograd.function._SingleLevelFunction):  # torch.func has chosen the level already
         @staticmethod
-        def forward(ctx: Any, keyset: Any, *args: Any) -> Any:
+        def forward(keyset: Any, *args: Any) -> Any:
             return below(keyset, args)
 
         @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if gradient is not None:
+                named = zip(names, inputs[1:], strict=True)
+                kept = [getattr(value, "shape", None) if name in _LINEAR_IN else value for name, value in named]
+                ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in kept))
+                ctx.others = [None if isinstance(value, torch.Tensor) else value for value in kept]
+
+        @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            raise NotImplementedError(
-                f"{operator.name()} has no gradient: quantized weights are for inference; call it under torch.no_grad()"
-            )
+            if gradient is None:
+                raise NotImplementedError(
+                    f"{operator.name()} has no gradient: call it under torch.no_grad(), or use fp4rt.torch.NVFP4Linear"
+                )
+            wanted = [name for name, wants in zip(names, ctx.needs_input_grad[1:], strict=True) if wants]
+            for name in wanted:
+                if name not in _LINEAR_IN:
+                    raise NotImplementedError(f"{operator.name()} has no gradient for {name}; .detach() it")
+            kept = zip(ctx.saved_tensors, ctx.others, strict=True)
+            args = dict(zip(names, (other if tensor is None else tensor for tensor, other in kept), strict=True))
+            found = gradient(gradients[0], args, wanted)
+            return (None, *(found.get(name) for name in names))
 
     def kernel(keyset: Any, *args: Any) -> Any:
         if torch.is_grad_enabled() and _any_requires_grad(*args):
-            return WithoutGradient.apply(keyset, *args)
+            with enable_single_level_autograd_function():
+                return Recorded.apply(keyset, *args)
         if _dispatch_keys(keyset) in _PLAIN:
             return function(*args)
         return below(keyset, args)
@@ -285,8 +317,72 @@ def _(
 
 
 @_operator(
+    "dequantize_prepacked(Tensor data, Tensor restored, Tensor global_scale, SymInt n, SymInt k, str layout, "
+    "SymInt padded_k, ScalarType dtype) -> Tensor"
+)
+def dequantize_prepacked(
+    data: torch.Tensor,
+    restored: torch.Tensor,
+    global_scale: torch.Tensor,
+    n: int,
+    k: int,
+    layout: str,
+    padded_k: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """(n, k) in ``dtype``: a weight that ``fp4rt.prepack`` repacked."""
+    weight = prepacked_weight(data, restored, global_scale, (n, k), layout, padded_k)
+    out = data.new_empty((n, k), dtype=dtype)
+    api.dequantize(weight.unpack(), dtype, out=out)
+    return out
+
+
+@_fake("dequantize_prepacked")
+def _(
+    data: torch.Tensor,
+    restored: torch.Tensor,
+    global_scale: torch.Tensor,
+    n: int,
+    k: int,
+    layout: str,
+    padded_k: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return data.new_empty((n, k), dtype=dtype)
+
+
+def _product_gradients(
+    y: torch.Tensor, wanted: list[str], weight_in: Callable[[torch.dtype], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Those of x and bias from that of the result; the weight is made anew, rounded to the gradient's dtype."""
+    found = {}
+    if "x" in wanted:
+        found["x"] = y @ weight_in(y.dtype)
+    if "bias" in wanted:
+        found["bias"] = y.sum(0, dtype=torch.float32)
+    return found
+
+
+def _linear_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str]) -> dict[str, torch.Tensor]:
+    def weight_in(dtype: torch.dtype) -> Any:
+        parts = args["data"], args["scales"], args["global_scale"]
+        return dequantize(*parts, args["x"][1], args["layout"], dtype)
+
+    return _product_gradients(y, wanted, weight_in)
+
+
+def _prepacked_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str]) -> dict[str, torch.Tensor]:
+    def weight_in(dtype: torch.dtype) -> Any:
+        parts = args["data"], args["restored"], args["global_scale"]
+        return dequantize_prepacked(*parts, args["n"], args["x"][1], args["layout"], args["padded_k"], dtype)
+
+    return _product_gradients(y, wanted, weight_in)
+
+
+@_operator(
     "linear(Tensor x, Tensor data, Tensor scales, Tensor global_scale, str layout, Tensor? bias, "
-    "bool quantize_input, Tensor? input_global_scale) -> Tensor"
+    "bool quantize_input, Tensor? input_global_scale) -> Tensor",
+    _linear_gradients,
 )
 def linear(
     x: torch.Tensor,
@@ -319,7 +415,8 @@ def _(
 
 @_operator(
     "linear_prepacked(Tensor x, Tensor data, Tensor restored, Tensor global_scale, SymInt n, str layout, "
-    "SymInt padded_k, Tensor? bias, bool quantize_input, Tensor? input_global_scale) -> Tensor"
+    "SymInt padded_k, Tensor? bias, bool quantize_input, Tensor? input_global_scale) -> Tensor",
+    _prepacked_gradients,
 )
 def linear_prepacked(
     x: torch.Tensor,

@@ -20,7 +20,7 @@ def test_the_readme_links_every_example() -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     paths = sorted((root / "examples").glob("*.py"))
     names = [path.stem for path in paths]
-    assert names == ["cupy_graph", "engine_ops", "jax_jit", "pytorch_linear"]
+    assert names == ["cupy_graph", "engine_ops", "finetune_lora", "jax_jit", "pytorch_linear"]
     assert all(f"[`python -m examples.{name}`](examples/{name}.py)" in readme for name in names)
     assert all(f"python -m examples.{path.stem}\n" in path.read_text(encoding="utf-8") for path in paths)
 
@@ -33,6 +33,13 @@ def test_pytorch_linear(capsys: pytest.CaptureFixture[str]) -> None:
     if shown["device"] == "cpu":  # there the compiled graph runs the same operators one by one
         assert torch.equal(shown["compiled"], shown["eager"])
     assert "4 layers on" in capsys.readouterr().out
+
+
+def test_finetune_lora() -> None:
+    pytest.importorskip("torch")
+    shown = run("finetune_lora")
+    assert shown["losses"][-1] < 0.5 * shown["losses"][0]
+    assert shown["same"]
 
 
 def test_jax_jit() -> None:

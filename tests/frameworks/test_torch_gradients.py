@@ -1,0 +1,169 @@
+"""Gradients through NVFP4 layers: of x and the bias, while the weight stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp4rt  # noqa: E402
+from fp4rt.torch import NVFP4Linear  # noqa: E402
+
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
+OUT = 48
+
+
+def layer_and_batch(
+    device: str, dtype: Any = torch.bfloat16, in_features: int = 64, mode: Any = "w4a16", prepacked: bool = False
+) -> tuple[Any, Any]:
+    torch.manual_seed(3)
+    layer = NVFP4Linear.from_linear(torch.nn.Linear(in_features, OUT, dtype=dtype, device=device), mode)
+    layer.bias.requires_grad_(True)
+    if prepacked:
+        layer.prepack()
+    return layer, torch.randn(3, 5, in_features, dtype=dtype, device=device).requires_grad_(True)
+
+
+def weight_of(layer: Any, dtype: Any) -> Any:
+    return torch.as_tensor(fp4rt.dequantize(layer.weight(), dtype))
+
+
+@pytest.fixture(autouse=True)
+def sums_in_fp32() -> Iterator[None]:
+    """cuBLAS may else add parts of a sum in 16 bits."""
+    cublas, names = torch.backends.cuda.matmul, [f"allow_{t}_reduced_precision_reduction" for t in ("bf16", "fp16")]
+    before = [getattr(cublas, name) for name in names]
+    for name in names:
+        setattr(cublas, name, False)
+    yield
+    for name, value in zip(names, before, strict=True):
+        setattr(cublas, name, value)
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
+@pytest.mark.parametrize("in_features", [64, 40])
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        ("w4a16", torch.bfloat16),
+        ("w4a16", torch.float16),
+        ("w4a4", torch.bfloat16),
+        ("w4a4", torch.float16),
+        ("w4a4", torch.float32),
+    ],
+    ids=lambda value: str(value).removeprefix("torch."),
+)
+def test_gradients_lie_within_the_derived_bound(
+    device: str, mode: str, dtype: Any, in_features: int, prepacked: bool
+) -> None:
+    layer, x = layer_and_batch(device, dtype, in_features, mode, prepacked)
+    y = layer(x)
+    g = torch.randn_like(y)
+    y.backward(g)
+    assert (x.grad.dtype, layer.bias.grad.dtype) == (dtype, dtype)
+    weight, u = weight_of(layer, "float32").double(), ROUNDING[dtype]
+    exact, size = g.double() @ weight, g.double().abs() @ weight.abs()
+    # The weight rounded to x's dtype, fp32 sums of OUT products, the result rounded.
+    bound = (u + (OUT + 2) * 2.0**-24) * size * (1 + u) + u * exact.abs() + 2.0**-24
+    assert ((x.grad.double() - exact).abs() <= bound).all()
+    rows = g.double().reshape(-1, OUT)
+    bound = rows.shape[0] * 2.0**-24 * rows.abs().sum(0) + u * rows.sum(0).abs() + 2.0**-24
+    assert ((layer.bias.grad.double() - rows.sum(0)).abs() <= bound).all()
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_a_unit_gradient_gives_the_weight_bit_for_bit(device: str, prepacked: bool) -> None:
+    layer, _ = layer_and_batch(device, in_features=40, prepacked=prepacked)
+    x = torch.zeros(OUT, 40, dtype=torch.bfloat16, device=device, requires_grad=True)
+    layer(x).backward(torch.eye(OUT, dtype=torch.bfloat16, device=device))
+    assert torch.equal(x.grad, weight_of(layer, "bfloat16"))
+
+
+def test_only_what_wants_a_gradient_has_one_and_x_is_not_kept(device: str) -> None:
+    layer, x = layer_and_batch(device)
+    layer.bias.requires_grad_(False)
+    rows = x.detach().reshape(15, 64).requires_grad_(True)
+    y = layer(rows)
+    assert all(kept is None or kept.data_ptr() != rows.data_ptr() for kept in y.grad_fn.saved_tensors)
+    y.sum().backward()
+    assert layer.bias.grad is None
+    assert rows.grad is not None
+    layer.bias.requires_grad_(True)
+    layer(rows.detach()).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.full((OUT,), 15.0, dtype=torch.bfloat16, device=device))
+    with torch.no_grad():
+        assert not layer(rows).requires_grad
+
+
+def test_an_input_scale_that_wants_a_gradient_is_refused(device: str) -> None:
+    source = torch.nn.Linear(64, OUT, dtype=torch.bfloat16, device=device)
+    layer = NVFP4Linear.from_linear(source, mode="w4a4", input_global_scale=100.0)
+    layer.input_global_scale.requires_grad_(True)
+    y = layer(torch.randn(4, 64, dtype=torch.bfloat16, device=device))
+    with pytest.raises(NotImplementedError, match="has no gradient for input_global_scale"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
+@pytest.mark.parametrize("mode", ["w4a16", "w4a4"])
+def test_a_compiled_layer_has_the_same_gradients(device: str, mode: str, prepacked: bool) -> None:
+    torch._dynamo.reset()
+    layer, x = layer_and_batch(device, mode=mode, prepacked=prepacked)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = []
+    for call in (layer, compiled):
+        x.grad = layer.bias.grad = None
+        call(x).float().square().sum().backward()
+        found.append((x.grad, layer.bias.grad))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_checkpointing_and_second_derivatives(device: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    layer, x = layer_and_batch(device)
+    layer(x).sum().backward()
+    first, x.grad = x.grad, None
+    checkpoint(layer, x, use_reentrant=False).sum().backward()
+    assert torch.equal(x.grad, first)
+    y = layer(x)
+    g, v = torch.randn_like(y).requires_grad_(True), torch.randn_like(x)
+    (of_x,) = torch.autograd.grad(y, x, g, create_graph=True)
+    (of_g,) = torch.autograd.grad(of_x, g, v)
+    assert torch.equal(of_g, v @ weight_of(layer, "bfloat16").t())
+
+
+def test_torch_func_differentiates_a_layer(device: str) -> None:
+    layer, x = layer_and_batch(device)
+    x = x.detach()[0]
+    weight = weight_of(layer, "bfloat16")
+    ones = torch.ones(5, OUT, dtype=torch.bfloat16, device=device)
+    assert torch.equal(torch.func.grad(lambda x: layer(x).sum())(x), ones @ weight)
+    _, pullback = torch.func.vjp(layer, x)
+    assert torch.equal(pullback(2 * ones)[0], (2 * ones) @ weight)
+
+
+def test_under_autocast_gradients_have_the_dtype_of_x(device: str) -> None:
+    layer, _ = layer_and_batch(device)
+    x = torch.randn(4, 64, device=device, requires_grad=True)
+    with torch.autocast(device, torch.bfloat16):
+        y = layer(x)
+    y.sum().backward()
+    assert x.grad.dtype == torch.float32
+    ones = torch.ones(4, OUT, dtype=torch.bfloat16, device=device)
+    assert torch.equal(x.grad, (ones @ weight_of(layer, "bfloat16")).float())
+
+
+@pytest.mark.gpu
+def test_forward_and_backward_go_into_a_cuda_graph() -> None:
+    layer, x = layer_and_batch("cuda", prepacked=True)
+    layer(x).sum().backward()
+    expected = x.grad.clone()
+    captured = torch.cuda.make_graphed_callables(layer, (torch.zeros_like(x).requires_grad_(True),))
+    for _ in range(2):
+        x.grad = None
+        captured(x).sum().backward()
+        assert torch.equal(x.grad, expected)
