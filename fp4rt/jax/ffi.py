@@ -7,8 +7,10 @@ layouts below are the head of the C ones; later versions only append to them.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import json
+import os
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -133,6 +135,7 @@ _new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_cha
     ("PyCapsule_New", ctypes.pythonapi)
 )
 _registered: list[Any] = []  # XLA keeps the addresses for good
+_calling_processes: set[int] = set()
 
 
 class Call:
@@ -163,8 +166,24 @@ def call(name: str, results: Any, *arguments: Any, **settings: Any) -> Any:
         arguments: arrays.
         settings: static values that JSON can carry.
     """
+    _calling_processes.add(os.getpid())
     bound = _jax_ffi().ffi_call(PREFIX + name, results, vmap_method="sequential")
     return bound(*arguments, settings=json.dumps(settings, sort_keys=True))
+
+
+@atexit.register
+def _wait_for_programs() -> None:
+    """Let programs end whose results nobody waited for: their handlers need an interpreter that still runs.
+
+    A device runs programs in their order, so the end of one more is the end of all. Without this, the end of the
+    interpreter would wait for XLA's threads, and these for the interpreter.
+    """
+    if os.getpid() not in _calling_processes:
+        return
+    import jax
+
+    for device in {*jax.local_devices(), *jax.local_devices(backend="cpu")}:
+        jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.device_put(0, device)))
 
 
 def _jax_ffi() -> Any:

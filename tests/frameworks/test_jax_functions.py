@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -295,3 +297,20 @@ def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:
     parts = (prepacked.data, prepacked.restored, prepacked.global_scale, q.shape, q.layout, q.padded_n)
     with pytest.raises(LayoutError, match="layout version 1"):
         jax.jit(fj.matmul)(x, fp4rt.PrepackedWeight(*parts, 1))
+
+
+ENDING = """
+import sys, jax, jax.numpy as jnp, fp4rt.jax
+with jax.default_device(jax.devices(sys.argv[1])[0]):
+    w = fp4rt.jax.quantize(jnp.ones((512, 1024), jnp.float32))
+    x = jnp.ones((20, 64, 1024), jnp.bfloat16)
+    print(jax.vmap(lambda x: fp4rt.jax.matmul(x, w))(x).shape)
+"""
+
+
+def test_an_interpreter_ends_while_nobody_waits_for_a_program(place: Any, device: str) -> None:
+    kind = "gpu" if device == "cuda" else "cpu"
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING, kind], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout == "(20, 64, 512)\n"
