@@ -12,6 +12,7 @@ memory and stream, on the host and on CUDA devices alike. Importing the module r
 
 from __future__ import annotations
 
+import functools
 from contextlib import suppress
 from typing import Any
 
@@ -108,15 +109,19 @@ def matmul(
         alpha: a number or a one-element fp32 array; None means 1 / (product of the operands' global scales).
         bias: (n,).
 
+    Differentiable (in reverse mode) in an array a and in bias; b, quantized, stays as it is. The gradient of a is the
+    product with b rounded to ``out_dtype``.
+
     Raises:
         ShapeError, DtypeError, LayoutError: as :func:`fp4rt.matmul` does, while tracing.
+        NotImplementedError: a gradient of alpha or of a global scale is asked for.
     """
     check_is_no_weight(a)
     check_is_weight(b)
     if isinstance(b, PrepackedWeight):
         check_version(b)
     dense = not isinstance(a, QuantizedTensor)
-    m, k = _check_matrix("matmul", a, "a", ACTIVATION_DTYPES, "k") if dense else a.shape
+    _, k = _check_matrix("matmul", a, "a", ACTIVATION_DTYPES, "k") if dense else a.shape
     n, k_of_b = b.shape
     if k != k_of_b:
         raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
@@ -124,19 +129,73 @@ def matmul(
         _check_array("matmul", "bias", bias, INPUT_DTYPES)
         if tuple(bias.shape) != (n,):
             raise ShapeError(f"matmul needs bias of shape ({n},), got {tuple(bias.shape)}")
+    for operand in (b,) if dense else (a, b):
+        _checked_parts(operand)
+    alpha = None if alpha is None else _scalar("alpha", alpha)
+    dtype = _dtype("matmul", "out_dtype", out_dtype)
+    if not any(isinstance(part, jax.core.Tracer) for part in jax.tree_util.tree_leaves((a, b, alpha, bias))):
+        return _call_matmul(dtype, a, b, alpha, bias)
+    return _product(dtype, a if dense else _constant(a), _constant(b), _constant(alpha), bias)
+
+
+def _call_matmul(dtype: Any, a: Any, b: Any, alpha: Any, bias: Any) -> Any:
+    dense = not isinstance(a, QuantizedTensor)
     settings = {
         "a": None if dense else _settings(a),
-        "b": {**_settings(b), "rows": n, "prepacked": isinstance(b, PrepackedWeight)},
+        "b": _weight_settings(b),
         "alpha": alpha is not None,
         "bias": bias is not None,
     }
-    arguments = [*([a] if dense else _checked_parts(a)), *_checked_parts(b)]
-    if alpha is not None:
-        arguments.append(_scalar("alpha", alpha))
-    if bias is not None:
-        arguments.append(bias)
-    result = jax.ShapeDtypeStruct((m, n), _dtype("matmul", "out_dtype", out_dtype))
+    optional = [value for value in (alpha, bias) if value is not None]
+    arguments = [*([a] if dense else _parts(a)), *_parts(b), *optional]
+    result = jax.ShapeDtypeStruct((a.shape[0], b.shape[0]), dtype)
     return ffi.call("matmul", result, *arguments, **settings)
+
+
+# ---- gradients
+
+
+@jax.custom_vjp
+def _constant(value: Any) -> Any:
+    """The same arrays, of which nobody gets a gradient."""
+    return value
+
+
+def _refuse_gradient(_: Any, __: Any) -> Any:
+    raise NotImplementedError(
+        "matmul has gradients of an array a and of bias alone; put jax.lax.stop_gradient around alpha and global scales"
+    )
+
+
+_constant.defvjp(lambda value: (value, None), _refuse_gradient)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(dtype: Any, a: Any, b: Any, alpha: Any, bias: Any) -> Any:
+    return _call_matmul(dtype, a, b, alpha, bias)
+
+
+def _product_forward(dtype: Any, a: Any, b: Any, alpha: Any, bias: Any) -> Any:
+    arrays = [None if value is None or isinstance(value, QuantizedTensor) else value for value in (a, bias)]
+    like = [None if value is None else jnp.empty((0,), value.dtype) for value in arrays]  # dtypes, as JAX keeps them
+    return _product(dtype, a, b, alpha, bias), (b, alpha, like)
+
+
+def _product_backward(_: Any, kept: Any, y: Any) -> Any:
+    b, alpha, (like_a, like_bias) = kept
+    if alpha is not None:  # it stands for the global scales
+        data, scales, scale = _parts(b)
+        b = type(b).trusted(data, scales, jnp.ones_like(scale), b.shape, b.layout, b.padded_n)
+    of_a = None
+    if like_a is not None:
+        weight = ffi.call("values", jax.ShapeDtypeStruct(b.shape, y.dtype), *_parts(b), **_weight_settings(b))
+        product = jnp.matmul(y, weight, precision="highest", preferred_element_type=jnp.float32)
+        of_a = (product if alpha is None else product * alpha).astype(like_a.dtype)
+    of_bias = None if like_bias is None else y.sum(0, dtype=jnp.float32).astype(like_bias.dtype)
+    return of_a, None, None, of_bias
+
+
+_product.defvjp(_product_forward, _product_backward)
 
 
 def prepack(b: QuantizedTensor) -> PrepackedWeight:
@@ -170,6 +229,13 @@ def _run_quantize(call: ffi.Call) -> None:
 def _run_dequantize(call: ffi.Call) -> None:
     q, _ = _rebuild(call.arguments, call.settings)
     api.dequantize(q, call.results[0].dtype, out=call.results[0], stream=call.stream)
+
+
+def _run_values(call: ffi.Call) -> None:
+    b, _ = _rebuild(call.arguments, call.settings)
+    if isinstance(b, PrepackedWeight):
+        b = b.unpack(stream=call.stream)
+    api.dequantize(b, call.results[0].dtype, out=call.results[0], stream=call.stream)
 
 
 def _run_global_scale(call: ffi.Call) -> None:
@@ -274,6 +340,10 @@ def _settings(q: QuantizedTensor | PrepackedWeight) -> dict[str, Any]:
     return {"n": q.shape[1], "layout": q.layout, "padded_n": q.padded_n}
 
 
+def _weight_settings(b: QuantizedTensor | PrepackedWeight) -> dict[str, Any]:
+    return {**_settings(b), "rows": b.shape[0], "prepacked": isinstance(b, PrepackedWeight)}
+
+
 def _flatten(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     version = (q.version,) if isinstance(q, PrepackedWeight) else ()
     return _parts(q), (q.shape, q.layout, q.padded_n, *version)
@@ -286,5 +356,6 @@ for _name, _function in (
     ("dequantize", _run_dequantize),
     ("global_scale", _run_global_scale),
     ("matmul", _run_matmul),
+    ("values", _run_values),
 ):
     ffi.register(_name, _function)

@@ -29,9 +29,9 @@ _TILES = ("prepacked_data", "prepacked_restored")
 class NVFP4Linear(torch.nn.Module):
     """``y = x @ weight.T + bias`` with the weight (out_features, in_features) in NVFP4.
 
-    The weight stays as it is. Gradients reach x and, where it wants one, the bias, so that adapters and other layers can
-    be trained beside it: that of x is the product with the weight rounded to x's dtype, and "w4a4"'s rounding of x counts
-    as the identity (straight-through).
+    The weight stays as it is. Gradients reach x and, where it wants one, the bias, so that adapters and other layers
+    can be trained beside it: that of x is the product with the weight rounded to x's dtype, and rounding x, with mode
+    "w4a4", counts as the identity (straight-through).
 
     Buffers, and so the state dict, have the names and the meaning of compressed-tensors:
 

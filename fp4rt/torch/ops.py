@@ -4,8 +4,8 @@ An operator takes and returns plain tensors: a quantized tensor is (data, scales
 its layout beside it. Results are torch's own memory, so that torch's allocator, its graphs and its memory planning see
 them; the kernels write every byte of it.
 
-``linear`` and ``linear_prepacked`` are differentiable in x and bias, the quantized weight being fixed; quantizing x there
-counts as the identity (straight-through). A backward pass through any other operator raises.
+``linear`` and ``linear_prepacked`` are differentiable in x and bias, the quantized weight being fixed; quantizing x
+there counts as the identity (straight-through). A backward pass through any other operator raises.
 """
 
 from __future__ import annotations

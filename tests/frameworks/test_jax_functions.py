@@ -299,6 +299,71 @@ def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:
         jax.jit(fj.matmul)(x, fp4rt.PrepackedWeight(*parts, 1))
 
 
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("prepacked", [False, True])
+@pytest.mark.parametrize("alpha", [None, 0.25])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_gradients_reach_an_array_and_the_bias(
+    place: Any, dtype: Any, alpha: float | None, prepacked: bool, jitted: bool
+) -> None:
+    q = fj.quantize(place(matrix(48, 40, "float32")), padded_n=48)
+    weight = fj.prepack(q) if prepacked else q
+    x, bias = place(matrix(6, 40, "bfloat16", 1)), place(matrix(1, 48, "float32", 2)[0])
+
+    def product(x: Any, bias: Any, weight: Any) -> Any:
+        return fj.matmul(x, weight, out_dtype=dtype, alpha=alpha, bias=bias)
+
+    call = jax.jit(product) if jitted else product
+    y, pull_back = jax.vjp(lambda x, bias: call(x, bias, weight), x, bias)
+    assert same_bits(y, product(x, bias, weight))
+    g = place(matrix(6, 48, dtype, 3))
+    of_x, of_bias = pull_back(g)
+    assert (str(of_x.dtype), str(of_bias.dtype)) == ("bfloat16", "float32")
+    factor = 1.0 if alpha is None else alpha * float(np.asarray(q.global_scale)[0])
+    values = np.asarray(fj.dequantize(q), np.float64) * factor
+    rows = np.asarray(g, np.float64)
+    exact, size = rows @ values, np.abs(rows) @ np.abs(values)
+    # The weight rounded to the result's dtype, fp32 sums of 48 products, rounded to bf16; fp32 values times the factor.
+    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}[dtype]
+    bound = (u + 53 * 2.0**-24) * size * (1 + u) + 2.0**-8 * np.abs(exact) + 2.0**-24
+    assert (np.abs(np.asarray(of_x, np.float64) - exact) <= bound).all()
+    assert (np.abs(np.asarray(of_bias, np.float64) - rows.sum(0)) <= 6 * 2.0**-24 * np.abs(rows).sum(0)).all()
+
+
+def test_a_unit_gradient_gives_exactly_the_weight(place: Any) -> None:
+    q = fj.quantize(place(matrix(48, 64, "float32")))
+    _, pull_back = jax.vjp(lambda x: fj.matmul(x, q), place(matrix(48, 64, "bfloat16")))
+    (of_x,) = pull_back(place(np.eye(48, dtype=jnp.bfloat16)))
+    assert np.array_equal(of_x, fj.dequantize(q, "bfloat16"))
+
+
+def test_gradients_that_a_product_has_not_are_refused(place: Any) -> None:
+    q, x = fj.quantize(place(matrix(48, 64))), place(matrix(4, 64))
+
+    def of_scale(scale: Any) -> Any:
+        weight = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(q), (q.data, q.scales, scale))
+        return fj.matmul(x, weight, out_dtype="float32").sum()
+
+    for function, at in ((of_scale, q.global_scale), (lambda a: fj.matmul(x, q, alpha=a).sum(), jnp.ones(1))):
+        with pytest.raises(NotImplementedError, match="stop_gradient around alpha and global scales"):
+            jax.grad(function)(at)
+    bias = place(matrix(1, 48, "float32")[0])
+    a = fj.quantize(x)
+    ones = jax.grad(lambda bias: fj.matmul(a, q, out_dtype="float32", bias=bias).sum())(bias)
+    assert same_bits(ones, np.full(48, 4, np.float32))
+
+
+def test_gradients_go_through_vmap_and_checkpoint(place: Any) -> None:
+    q, x = fj.quantize(place(matrix(48, 64))), place(matrix(4, 64, "bfloat16"))
+
+    def total(x: Any) -> Any:
+        return fj.matmul(x, q, out_dtype="float32").sum()
+
+    one = jax.grad(total)(x)
+    assert same_bits(jax.grad(jax.checkpoint(total))(x), one)
+    assert same_bits(jax.vmap(jax.grad(total))(jnp.stack([x, 2 * x]))[1], one)
+
+
 ENDING = """
 import sys, jax, jax.numpy as jnp, fp4rt.jax
 with jax.default_device(jax.devices(sys.argv[1])[0]):
@@ -310,7 +375,5 @@ with jax.default_device(jax.devices(sys.argv[1])[0]):
 
 def test_an_interpreter_ends_while_nobody_waits_for_a_program(place: Any, device: str) -> None:
     kind = "gpu" if device == "cuda" else "cpu"
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING, kind], capture_output=True, text=True, check=True, timeout=100
-    )
+    done = subprocess.run([sys.executable, "-c", ENDING, kind], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout == "(20, 64, 512)\n"

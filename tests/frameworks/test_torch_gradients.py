@@ -75,7 +75,7 @@ def test_gradients_lie_within_the_derived_bound(
 
 
 @pytest.mark.parametrize("prepacked", [False, True])
-def test_a_unit_gradient_gives_the_weight_bit_for_bit(device: str, prepacked: bool) -> None:
+def test_a_unit_gradient_gives_exactly_the_weight(device: str, prepacked: bool) -> None:
     layer, _ = layer_and_batch(device, in_features=40, prepacked=prepacked)
     x = torch.zeros(OUT, 40, dtype=torch.bfloat16, device=device, requires_grad=True)
     layer(x).backward(torch.eye(OUT, dtype=torch.bfloat16, device=device))
