@@ -47,6 +47,7 @@ BENCHES = (
     Bench("gemm", needs_gpu=True),
     Bench("gemm_models", needs_gpu=True),
     Bench("gemm_profile", needs_gpu=True),
+    Bench("linear_backward", needs_gpu=True),
     Bench("host_cost_cuda", needs_gpu=True),
     Bench("host_cost_frameworks", needs_gpu=True),
 )

@@ -132,11 +132,12 @@ def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[R
 def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds: Bounds) -> Row:
     """One product and its cuBLAS twin."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    out, twin_out = (torch.empty(m, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    dtype = "float16" if kind.a_type == "float16" else "bfloat16"  # of the result, as who has such activations wants it
+    out, twin_out = (torch.empty(m, n, device="cuda", dtype=getattr(torch, each)) for each in (dtype, "bfloat16"))
     a = fp4rt.quantize(x) if kind.a_type == "nvfp4" else x.to(getattr(torch, kind.a_type))
 
     def product() -> None:
-        fp4rt.matmul(a, weight, out=out)
+        fp4rt.matmul(a, weight, out_dtype=dtype, out=out)
 
     def twin() -> None:
         torch.matmul(x, dense, out=twin_out)

@@ -51,6 +51,7 @@ MATPLOTLIB = "this bench needs matplotlib: ", "pip install 'fp4rt[plot]'"
         ("cupy", ("host_cost_cuda",), CUPY),
         ("cupy", ("host_cost_frameworks",), CUPY),
         ("cupy", ("isolation", "--device", "cuda"), CUPY),
+        ("cupy", ("linear_backward",), CUPY),
         ("cupy", ("pool", "--device", "cuda"), CUPY),
         ("cupy", ("quantize_cuda",), CUPY),
     ],

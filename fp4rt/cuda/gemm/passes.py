@@ -1,9 +1,13 @@
 """What goes before a product: NVFP4 activations to bf16, a plain weight to prepacked tiles; both into a workspace.
 
 Why a pass, where the product has many tokens: its blocks would each decode what dozens of others decode too. Measured
-on one H200 at 512 tokens, 4096 x 4096: 28.6 us behind the pass, of which a second launch is some 0.8, and 27.4 with
-bf16 activations; 40 where eight warps of each block decode beside the products; and where four decode the first chunks
-and the others cost nothing, no less than behind the pass.
+on one H200 with weights of 4096 x 4096. At 512 tokens: 28.6 us behind the pass, of which a second launch is some 0.8,
+and 27.4 with bf16 activations; 40 where eight warps of each block decode beside the products; and where four decode the
+first chunks and the others cost nothing, no less than behind the pass. At 1024: 48.8 us, and 47.3 were the pass an
+eighth of itself; 48.0 to 48.6 where it decodes the first columns, and two idle warps of each block the others, once for
+all, in the order in which products need them. At 2048 that gains 1 %, and with few rows it takes half as long again: an
+instruction beside wgmma takes some six cycles. A pass of half as many instructions is no faster: it writes as fast as
+what L2 holds can leave it.
 """
 
 from __future__ import annotations
