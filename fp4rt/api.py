@@ -56,6 +56,7 @@ __all__ = [
     "quantize",
     "relayout",
     "unpack",
+    "weight_values",
 ]
 
 
@@ -282,6 +283,20 @@ def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
     result = _backend(views.data).unpack(views, restored, stream)
     interop.hold_foreign(stream, views, restored)
     return result
+
+
+def weight_values(b: QuantizedTensor | PrepackedWeight, out: Any, *, stream: Any = None) -> None:
+    """The values (n, k) of either kind of weight to ``out``, rounded to its dtype: what a gradient multiplies with."""
+    if not isinstance(b, PrepackedWeight):
+        dequantize(b, out.dtype, out=out, stream=stream)
+        return
+    views = b.views(stream)
+    stream = interop.stream_handle(stream, views.data)
+    restored = interop.view(b.restored, "weight.restored", stream)
+    dtype = check_dtype("weight_values", "out.dtype", out.dtype)
+    target = check_array_out("weight_values", out, views.data, b.shape, dtype, stream)
+    _backend(views.data).prepacked_values(views, restored, target, stream)
+    interop.hold_foreign(stream, views, restored, target)
 
 
 def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:

@@ -135,3 +135,6 @@ class Backend(Protocol):
 
     def unpack(self, weight: PrepackedViews, restored: ArrayView, stream: int) -> QuantizedTensor:
         """The tensor that ``weight`` was made from, padding zero. ``restored``: its records, uint8 (count, 16)."""
+
+    def prepacked_values(self, weight: PrepackedViews, restored: ArrayView, out: ArrayView, stream: int) -> None:
+        """The values (n, k) of ``weight`` to ``out``, C-contiguous, as :meth:`dequantize` gives them once unpacked."""

@@ -29,7 +29,18 @@ from fp4rt.tensor import QuantizedTensor
 if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
 
-__all__ = ["dequantize", "explain", "global_scale", "matmul", "prepack", "quantize", "relayout", "status", "unpack"]
+__all__ = [
+    "dequantize",
+    "explain",
+    "global_scale",
+    "matmul",
+    "prepack",
+    "prepacked_values",
+    "quantize",
+    "relayout",
+    "status",
+    "unpack",
+]
 
 
 def status() -> BackendStatus:
@@ -125,6 +136,11 @@ def unpack(weight: PrepackedViews, restored: ArrayView, stream: int = 0) -> Quan
     data, row_major = prepacked.unpack(weight.data.bits(), restored.bits(), n, k, weight.padded_n)
     scale, layout = weight.global_scale, weight.layout
     return _tensor(data, layout.pack(row_major), scalar(scale), (n, k), layout, weight.padded_n, scale.library)
+
+
+def prepacked_values(weight: PrepackedViews, restored: ArrayView, out: ArrayView, stream: int = 0) -> None:
+    """See :class:`fp4rt.backend.Backend`."""
+    dequantize(unpack(weight, restored).views(), out.dtype, out)
 
 
 def _automatic_scale(source: Matrix, m: int, n: int) -> np.float32:

@@ -17,7 +17,7 @@ from fp4rt.cuda.quantizers.relayout import relayout
 from fp4rt.cuda.status import describe, status
 
 if TYPE_CHECKING:
-    from fp4rt.cuda.gemm import explain, matmul, prepack, unpack
+    from fp4rt.cuda.gemm import explain, matmul, prepack, prepacked_values, unpack
 
 __all__ = [
     "dequantize",
@@ -26,13 +26,14 @@ __all__ = [
     "global_scale",
     "matmul",
     "prepack",
+    "prepacked_values",
     "quantize",
     "relayout",
     "status",
     "unpack",
 ]
 
-_PRODUCTS = ("explain", "matmul", "prepack", "unpack")
+_PRODUCTS = ("explain", "matmul", "prepack", "prepacked_values", "unpack")
 
 
 def __getattr__(name: str) -> Any:

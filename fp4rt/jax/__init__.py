@@ -233,9 +233,7 @@ def _run_dequantize(call: ffi.Call) -> None:
 
 def _run_values(call: ffi.Call) -> None:
     b, _ = _rebuild(call.arguments, call.settings)
-    if isinstance(b, PrepackedWeight):
-        b = b.unpack(stream=call.stream)
-    api.dequantize(b, call.results[0].dtype, out=call.results[0], stream=call.stream)
+    api.weight_values(b, call.results[0], stream=call.stream)
 
 
 def _run_global_scale(call: ffi.Call) -> None:

@@ -333,7 +333,7 @@ def dequantize_prepacked(
     """(n, k) in ``dtype``: a weight that ``fp4rt.prepack`` repacked."""
     weight = prepacked_weight(data, restored, global_scale, (n, k), layout, padded_k)
     out = data.new_empty((n, k), dtype=dtype)
-    api.dequantize(weight.unpack(), dtype, out=out)
+    api.weight_values(weight, out)
     return out
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fp4rt
+from fp4rt import api
 from fp4rt.cpu import product
 from fp4rt.layout import LAYOUTS
 from tests.cpu.comparison import DTYPES, assert_same_bits, assert_same_tensor
@@ -207,6 +208,9 @@ def test_a_prepacked_weight_multiplies_alike_and_unpacks_to_the_same_bytes(n: in
     x = np.random.default_rng(2).standard_normal((3, k)).astype(np.float16)
     got, wanted = fp4rt.matmul(x, packed, out_dtype="float32"), fp4rt.matmul(x, b, out_dtype="float32")
     assert ((got == wanted) | (np.isnan(got) & np.isnan(wanted))).all()
+    values = np.full((n, k), 7, np.float32)
+    api.weight_values(packed, values)
+    assert_same_bits(values, fp4rt.dequantize(b), "values")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import fp4rt
-from fp4rt import prepacked
+from fp4rt import api, prepacked
 from fp4rt.layout import LAYOUTS, block_columns, ceil_div, round_up
 
 pytestmark = pytest.mark.gpu
@@ -66,6 +67,19 @@ def test_unpacking_gives_every_byte_back_and_zeros_for_padding(n, k, layout):
         LAYOUTS[layout].unpack(back.scales.get(), n, scales.shape[1])[:, :blocks], scales[:, :blocks]
     )
     assert (back.shape, back.layout, back.padded_n) == ((n, k), layout, data.shape[1] * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_values_are_those_of_the_unpacked_weight(n, k, layout, dtype):
+    import cupy
+
+    packed = fp4rt.prepack(quantized(*weight_bytes(n, k), k, layout))
+    out, wanted = (cupy.full((n, k), 7, cupy.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)) for _ in "12")
+    api.weight_values(packed, out)
+    fp4rt.dequantize(packed.unpack(), dtype, out=wanted)
+    np.testing.assert_array_equal(out.view("u1").get(), wanted.view("u1").get())
 
 
 def test_operands_at_odd_addresses_pack_alike():

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from fp4rt.cuda.gemm.explain import explain
 from fp4rt.cuda.gemm.matmul import matmul
-from fp4rt.cuda.gemm.prepack import prepack, unpack
+from fp4rt.cuda.gemm.prepack import prepack, prepacked_values, unpack
 
-__all__ = ["explain", "matmul", "prepack", "unpack"]
+__all__ = ["explain", "matmul", "prepack", "prepacked_values", "unpack"]

@@ -14,6 +14,7 @@ import numpy as np
 
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.quantizers.dequantize import dequantize_to
 from fp4rt.cuda.results import clear_bytes, copy_bytes, new_memory, read_bytes, result, write_bytes
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import ceil_div, data_shape
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
     from fp4rt.layout import ScaleLayout
 
-__all__ = ["kernel_specs", "pack_tiles", "prepack", "unpack"]
+__all__ = ["kernel_specs", "pack_tiles", "prepack", "prepacked_values", "unpack"]
 
 ARGUMENTS = argument_struct("kernels/gemm_prepack.cuh", "PrepackArguments")
 SOURCE = "kernels/gemm_prepack.cu"
@@ -82,24 +83,16 @@ def pack_tiles(b: QuantizedViews, to: int, stream: int, counts: int = 0) -> None
 
 def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> QuantizedTensor:
     """See :class:`fp4rt.backend.Backend`."""
-    tiles, source_scale, (n, k), layout, padded_n = weight
-    device, library, count = tiles.device, tiles.library, restored.shape[0]
-    columns = weight.columns
+    (n, k), layout, padded_n = weight.shape, weight.layout, weight.padded_n
+    device, library = weight.data.device, weight.data.library
     data = new_memory(data_shape(n, padded_n), "uint8", device, stream, data_tag(n, k, padded_n))
-    scale_shape = layout.shape(n, columns)
+    scale_shape = layout.shape(n, weight.columns)
     scales = new_memory(scale_shape, "uint8", device, stream, scale_tag(layout.name, n, k, padded_n))
     for buffer in (data, scales):
         clear_bytes(buffer.pointer, buffer.nbytes, device, stream)
-    args = _pack(
-        (data.pointer, scales.pointer, tiles.pointer, 0, restored.pointer), (n, k), columns, layout, int(count)
-    )
-    groups, row_tiles, _ = tiles_shape(n, k)
-    if row_tiles:
-        UNPACK.on(device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
-    if count:
-        RESTORE_RECORDS.on(device.index).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
+    _unpack_to(data.pointer, scales.pointer, weight, restored, stream)
     scale = new_memory((1,), "float32", device, stream)
-    copy_bytes(scale.pointer, source_scale.pointer, 4, device, stream)
+    copy_bytes(scale.pointer, weight.global_scale.pointer, 4, device, stream)
     return QuantizedTensor.trusted(
         result(data, data_shape(n, padded_n), "uint8", library),
         result(scales, scale_shape, "uint8", library),
@@ -108,6 +101,28 @@ def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> Quantize
         layout.name,
         padded_n,
     )
+
+
+def prepacked_values(weight: PrepackedViews, restored: ArrayView, out: ArrayView, stream: int) -> None:
+    """See :class:`fp4rt.backend.Backend`."""
+    n, device, layout = weight.shape[0], weight.data.device, weight.layout
+    data = new_memory(data_shape(n, weight.padded_n), "uint8", device, stream)
+    scales = new_memory(layout.shape(n, weight.columns), "uint8", device, stream)
+    _unpack_to(data.pointer, scales.pointer, weight, restored, stream)
+    parts = data.pointer, scales.pointer, weight.global_scale.pointer
+    dequantize_to(out.pointer, parts, weight.shape, weight.padded_n, layout, out.dtype, device.index, stream)
+
+
+def _unpack_to(data: int, scales: int, weight: PrepackedViews, restored: ArrayView, stream: int) -> None:
+    """What belongs to the matrix, at these addresses; their padding is the caller's."""
+    count, device = int(restored.shape[0]), weight.data.device.index
+    pointers = data, scales, weight.data.pointer, 0, restored.pointer
+    args = _pack(pointers, weight.shape, weight.columns, weight.layout, count)
+    groups, row_tiles, _ = tiles_shape(*weight.shape)
+    if row_tiles:
+        UNPACK.on(device).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
+    if count:
+        RESTORE_RECORDS.on(device).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
 
 
 def _arguments(b: QuantizedViews, tiles: int, counts: int, records: int, count: int) -> bytes:
