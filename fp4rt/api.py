@@ -204,11 +204,14 @@ def matmul(
 ) -> Any:
     """alpha * a @ b.T + bias, accumulated in fp32 and rounded once; padding never influences it.
 
+    The result carries no gradient: ``fp4rt.torch.NVFP4Linear`` and ``fp4rt.jax.matmul`` have one.
+
     Args:
         a: QuantizedTensor (m, k), or a float16/bfloat16 array (m, k) of any strides.
         b: QuantizedTensor (n, k), or the result of :func:`prepack`.
-        out_dtype: "float16", "bfloat16" or "float32".
-        alpha: a number or a one-element fp32 array; None means 1 / (product of the operands' global scales).
+        out_dtype: "float16", "bfloat16" or "float32", whatever a's dtype is.
+        alpha: a number or a one-element fp32 array, in the place of the operands' global scales, which then do not
+            count; None means 1 / (their product), and so the product of the values.
         bias: (n,) float16, bfloat16 or float32, added in fp32.
         out: a C-contiguous (m, n) array of ``out_dtype`` to write to.
         stream: CUDA stream; the current one of a's library where None.

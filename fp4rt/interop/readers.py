@@ -54,7 +54,9 @@ def _torch_reader(x: Any, name: str, stream: Any) -> ArrayView:
     try:
         view = ArrayView(x, "torch", device, dtype, x.shape, x.stride(), x.data_ptr(), False, name)
     except RuntimeError as error:
-        raise DtypeError(f"{name} is a torch tensor without memory of its own (sparse?): {error}") from None
+        raise DtypeError(
+            f"{name} is a torch tensor without memory of its own, sparse or traced; to trace, take fp4rt.torch: {error}"
+        ) from None
     if stream is not None and device.kind == "cuda":
         _wait_for_library(view, stream)
     return view

@@ -8,6 +8,11 @@ memory and stream, on the host and on CUDA devices alike. Importing the module r
     import fp4rt.jax
     w = fp4rt.jax.quantize(weight)
     step = jax.jit(lambda x, w: fp4rt.jax.matmul(x, w))
+
+Gradients go through ``matmul`` to a 16-bit a and to bias, in reverse mode; ``quantize`` has none. What is trained lies in
+a pytree of its own, beside the quantized weights::
+
+    jax.grad(lambda adapters, weights, x: loss(adapters, weights, x))(adapters, weights, x)
 """
 
 from __future__ import annotations
@@ -106,7 +111,8 @@ def matmul(
         a: QuantizedTensor (m, k), or a float16/bfloat16 array (m, k).
         b: QuantizedTensor (n, k), or the result of :func:`prepack`.
         out_dtype: float16, bfloat16 or float32.
-        alpha: a number or a one-element fp32 array; None means 1 / (product of the operands' global scales).
+        alpha: a number or a one-element fp32 array, in the place of the operands' global scales, which then do not
+            count; None means 1 / (their product), and so the product of the values.
         bias: (n,).
 
     Differentiable (in reverse mode) in an array a and in bias; b, quantized, stays as it is. The gradient of a is the
@@ -347,8 +353,17 @@ def _flatten(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return _parts(q), (q.shape, q.layout, q.padded_n, *version)
 
 
+def _flatten_with_names(q: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    second = "restored" if isinstance(q, PrepackedWeight) else "scales"
+    parts, settings = _flatten(q)
+    names = map(jax.tree_util.GetAttrKey, ("data", second, "global_scale"))
+    return tuple(zip(names, parts, strict=True)), settings
+
+
 for _kind, _make in ((QuantizedTensor, QuantizedTensor.unchecked), (PrepackedWeight, PrepackedWeight.unchecked)):
-    jax.tree_util.register_pytree_node(_kind, _flatten, lambda settings, parts, make=_make: make(*parts, *settings))
+    jax.tree_util.register_pytree_with_keys(
+        _kind, _flatten_with_names, lambda settings, parts, make=_make: make(*parts, *settings), _flatten
+    )
 for _name, _function in (
     ("quantize", _run_quantize),
     ("dequantize", _run_dequantize),

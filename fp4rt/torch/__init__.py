@@ -112,7 +112,8 @@ def matmul(
         k: columns; all in memory where None, and both sides must then have as many.
         layouts: where a's and b's scales lie.
         out_dtype: torch.float16, torch.bfloat16 or torch.float32.
-        alpha: one-element fp32 tensor; None means 1 / (product of the global scales).
+        alpha: one-element fp32 tensor, in the place of the global scales, which then do not count; None means
+            1 / (their product), and so the product of the values.
         bias: (n,).
 
     Raises:
@@ -162,7 +163,7 @@ def _check_parts(function: str, name: str, q: Any) -> None:
     elif isinstance(q, QuantizedTensor):
         got = "a QuantizedTensor; pass (q.data, q.scales, q.global_scale), or use fp4rt.matmul outside torch.compile"
     else:
-        got = f"{type(q).__name__}; quantize a tensor with fp4rt.torch.quantize"
+        got = f"{type(q).__name__}; quantize a tensor with fp4rt.torch.quantize, or keep it: NVFP4Linear takes 16 bits"
     raise DtypeError(f"{function} needs {name} as three tensors (data, scales, global_scale), got {got}")
 
 

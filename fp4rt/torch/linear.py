@@ -31,7 +31,7 @@ class NVFP4Linear(torch.nn.Module):
 
     The weight stays as it is. Gradients reach x and, where it wants one, the bias, so that adapters and other layers
     can be trained beside it: that of x is the product with the weight rounded to x's dtype, and rounding x, with mode
-    "w4a4", counts as the identity (straight-through).
+    "w4a4", counts as the identity (straight-through). A bias wants none until its ``requires_grad_(True)``.
 
     Buffers, and so the state dict, have the names and the meaning of compressed-tensors:
 
@@ -103,7 +103,8 @@ class NVFP4Linear(torch.nn.Module):
         """Quantize an ``nn.Linear``.
 
         Args:
-            linear: float16, bfloat16 or float32 weight, on any device; it stays as it is.
+            linear: float16, bfloat16 or float32 weight, on any device; it stays as it is. On the meta device there is
+                nothing to quantize: the layer is there too, for ``load_state_dict(..., assign=True)``.
             mode: "w4a16" or "w4a4".
             input_global_scale: "w4a4" only: the activations' encode scale, 2688 / amax from calibration: a number or
                 one element, as :func:`fp4rt.global_scale` gives it.
@@ -128,6 +129,8 @@ class NVFP4Linear(torch.nn.Module):
             linear.weight.device,
             None if bias is None else bias.dtype,
         )
+        if weight is None and linear.weight.is_meta:
+            return layer.train(linear.training)
         if weight is None:
             source = linear.weight.detach()
             weight = api.quantize(source, layout=STORED_LAYOUT, padded_n=layer.padded_in)

@@ -28,6 +28,10 @@ def quantize_model(
 ) -> list[str]:
     """Replace every selected ``nn.Linear`` of ``model`` by an :class:`NVFP4Linear`, in place.
 
+    Quantize first and put adapters beside the layers then, or exclude them: they are linear layers too. A model on the
+    meta device gets layers without weights, to load: the tensors of a folder that ``fp4rt convert --to
+    compressed-tensors`` wrote have the names that the layers' state dict has.
+
     ``nn.TransformerEncoderLayer`` and ``nn.TransformerEncoder`` lose their fused path for inference, which reads the
     weights of their linear layers itself.
 

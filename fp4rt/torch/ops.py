@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from fp4rt import api
 from fp4rt.errors import DtypeError, ShapeError
@@ -94,14 +95,16 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
     """
     names = [argument.name for argument in operator._schema.arguments]
 
-    def below(keyset: Any, args: tuple[Any, ...]) -> Any:
+    def run(keyset: Any, args: tuple[Any, ...]) -> Any:
+        if _dispatch_keys(keyset) in _PLAIN:
+            return function(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
     class Recorded(torch.autograd.function._SingleLevelFunction):  # torch.func has chosen the level already
         @staticmethod
         def forward(keyset: Any, *args: Any) -> Any:
-            return below(keyset, args)
+            return run(keyset, args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -110,6 +113,10 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
                 kept = [getattr(value, "shape", None) if name in _LINEAR_IN else value for name, value in named]
                 ctx.save_for_backward(*(value if isinstance(value, torch.Tensor) else None for value in kept))
                 ctx.others = [None if isinstance(value, torch.Tensor) else value for value in kept]
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise NotImplementedError(f"{operator.name()} has no forward-mode derivative")
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -127,12 +134,10 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
             return (None, *(found.get(name) for name in names))
 
     def kernel(keyset: Any, *args: Any) -> Any:
-        if torch.is_grad_enabled() and _any_requires_grad(*args):
+        if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _any_requires_grad(*args)):
             with enable_single_level_autograd_function():
                 return Recorded.apply(keyset, *args)
-        if _dispatch_keys(keyset) in _PLAIN:
-            return function(*args)
-        return below(keyset, args)
+        return run(keyset, args)
 
     return kernel
 

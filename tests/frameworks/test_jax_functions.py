@@ -132,6 +132,14 @@ def test_quantized_tensors_are_pytrees(place: Any) -> None:
     assert same_tensor(jax.jit(lambda q: q)(q), q)
 
 
+def test_leaves_of_quantized_tensors_have_names(place: Any) -> None:
+    q = fj.quantize(place(matrix(16, 32)))
+    paths = jax.tree_util.tree_leaves_with_path({"q": q, "w": fj.prepack(q)})
+    names = [jax.tree_util.keystr(path) for path, _ in paths]
+    assert names[:3] == ["['q'].data", "['q'].scales", "['q'].global_scale"]
+    assert names[3:] == ["['w'].data", "['w'].restored", "['w'].global_scale"]
+
+
 def test_vmap_runs_matrix_by_matrix(place: Any) -> None:
     x = place(np.stack([matrix(5, 64, seed=s) for s in range(3)]))
     batched = jax.vmap(lambda x: fj.dequantize(fj.quantize(x)))(x)

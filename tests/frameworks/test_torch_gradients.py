@@ -146,6 +146,20 @@ def test_torch_func_differentiates_a_layer(device: str) -> None:
     assert torch.equal(pullback(2 * ones)[0], (2 * ones) @ weight)
 
 
+def test_forward_mode_is_refused_and_not_zero(device: str) -> None:
+    from torch.autograd import forward_ad
+
+    layer, x = layer_and_batch(device)
+    x = x.detach()
+    for differentiate in (torch.func.jacfwd(layer), lambda x: torch.func.jvp(layer, (x,), (x,))):
+        with pytest.raises(NotImplementedError, match="fp4rt::linear(_prepacked)? has no forward-mode derivative"):
+            differentiate(x)
+    with forward_ad.dual_level():
+        with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+            layer(forward_ad.make_dual(x, x))
+        assert torch.equal(layer(x), layer(x.clone()))  # without a tangent it is a product as ever
+
+
 def test_under_autocast_gradients_have_the_dtype_of_x(device: str) -> None:
     layer, _ = layer_and_batch(device)
     x = torch.randn(4, 64, device=device, requires_grad=True)

@@ -332,6 +332,18 @@ def test_under_autocast_a_layer_has_the_dtype_that_a_linear_has(device: str, mod
         assert torch.equal(compiled(x), layer(x))
 
 
+@pytest.mark.parametrize("mode", ["w4a16", "w4a4"])
+def test_a_model_on_the_meta_device_gets_layers_to_load(device: str, mode: Any) -> None:
+    source = nn.Sequential(linear(40, 48, device), nn.ReLU(), linear(48, 16, device, bias=False))
+    with torch.device("meta"):
+        empty = nn.Sequential(nn.Linear(40, 48), nn.ReLU(), nn.Linear(48, 16, bias=False)).half()
+    assert quantize_model(empty, mode=mode) == quantize_model(source, mode=mode) == ["0", "2"]
+    assert all(value.is_meta for value in empty.state_dict().values())
+    empty.load_state_dict(source.state_dict(), assign=True)
+    x = batch(3, 40, device=device)
+    assert same_bits(empty(x), source(x))
+
+
 def test_a_checkpoints_weight_in_any_layout_can_be_set(device: str) -> None:
     source = linear(64, 48, device)
     layer = NVFP4Linear.from_linear(source)
