@@ -9,8 +9,8 @@ memory and stream, on the host and on CUDA devices alike. Importing the module r
     w = fp4rt.jax.quantize(weight)
     step = jax.jit(lambda x, w: fp4rt.jax.matmul(x, w))
 
-Gradients go through ``matmul`` to a 16-bit a and to bias, in reverse mode; ``quantize`` has none. What is trained lies in
-a pytree of its own, beside the quantized weights::
+Gradients go through ``matmul`` to a 16-bit a and to bias, in reverse mode, inside ``shard_map`` with
+``check_vma=False``; ``quantize`` has none. What is trained lies in a pytree of its own, beside the quantized weights::
 
     jax.grad(lambda adapters, weights, x: loss(adapters, weights, x))(adapters, weights, x)
 """

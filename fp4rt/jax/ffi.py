@@ -11,7 +11,10 @@ import atexit
 import ctypes
 import json
 import os
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any
 
@@ -138,6 +141,38 @@ _registered: list[Any] = []  # XLA keeps the addresses for good
 _calling_processes: set[int] = set()
 
 
+class _Running:
+    """The handlers that run, and on which platforms there were any."""
+
+    QUIET_SECONDS = 0.1
+
+    def __init__(self) -> None:
+        self.platforms: set[str] = set()
+        self._count, self._last_end, self._lock = 0, 0.0, threading.Lock()
+
+    @contextmanager
+    def one_more(self, platform: str) -> Iterator[None]:
+        """While a handler runs."""
+        with self._lock:
+            self.platforms.add(platform)
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                self._last_end = time.monotonic()
+
+    def wait_until_quiet(self) -> None:
+        """Until for a while there has been none."""
+        begin = time.monotonic()
+        while self._count or time.monotonic() - max(begin, self._last_end) < self.QUIET_SECONDS:
+            time.sleep(self.QUIET_SECONDS / 20)
+
+
+_running = _Running()
+
+
 class Call:
     """One execution: argument and result buffers as views, the static settings, the stream (None on the host)."""
 
@@ -175,15 +210,21 @@ def call(name: str, results: Any, *arguments: Any, **settings: Any) -> Any:
 def _wait_for_programs() -> None:
     """Let programs end whose results nobody waited for: their handlers need an interpreter that still runs.
 
-    A device runs programs in their order, so the end of one more is the end of all. Without this, the end of the
-    interpreter would wait for XLA's threads, and these for the interpreter.
+    Without this, the end of the interpreter would wait for XLA's threads, and these for the interpreter. A device runs
+    the programs of a thread in their order, so one more that has ended says that they have. What other threads began is
+    waited for as long as handlers come in short order, and where results are still there.
     """
     if os.getpid() not in _calling_processes:
         return
     import jax
 
-    for device in {*jax.local_devices(), *jax.local_devices(backend="cpu")}:
-        jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.device_put(0, device)))
+    _running.wait_until_quiet()
+    for platform in _running.platforms:
+        with suppress(Exception):  # a device that is broken, or gone: there is nothing to wait for
+            jax.block_until_ready(jax.live_arrays(platform))
+            for device in jax.local_devices(backend=platform):
+                jax.block_until_ready(jax.jit(lambda x: x + 1)(jax.device_put(0, device)))
+    _running.wait_until_quiet()
 
 
 def _jax_ffi() -> Any:
@@ -209,7 +250,8 @@ def _make_handler(function: Callable[[Call], None], on_gpu: bool) -> Callable[[A
         if frame.stage != STAGE_EXECUTE:
             return None
         try:
-            function(_read_call(frame, on_gpu))
+            with _running.one_more("gpu" if on_gpu else "cpu"):
+                function(_read_call(frame, on_gpu))
         except Exception as error:
             return _make_error(frame, f"{type(error).__name__}: {error}")
         return None

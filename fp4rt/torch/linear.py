@@ -181,16 +181,18 @@ class NVFP4Linear(torch.nn.Module):
     def prepack(self) -> NVFP4Linear:
         """Repack the weight for speed and hold it in that form only. Call it before ``torch.compile`` or a capture."""
         if not self.prepacked:
-            tiles = api.prepack(self.weight())
-            self.prepacked_data, self.prepacked_restored = tiles.data, tiles.restored
-            self.weight_packed = self.weight_packed.new_empty(0)
-            self.weight_scale = self.weight_scale.new_empty(0)
+            with torch.inference_mode(False):  # a first call there must not keep later ones from being trained through
+                tiles = api.prepack(self.weight())
+                self.prepacked_data, self.prepacked_restored = tiles.data, tiles.restored
+                self.weight_packed = self.weight_packed.new_empty(0)
+                self.weight_scale = self.weight_scale.new_empty(0)
         return self
 
     def unpack(self) -> NVFP4Linear:
         """Undo :meth:`prepack`, byte for byte."""
         if self.prepacked:
-            self.set_weight(self.weight())
+            with torch.inference_mode(False):
+                self.set_weight(self.weight())
         return self
 
     def _tiles(self) -> PrepackedWeight:

@@ -101,10 +101,11 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
         with torch._C._AutoDispatchBelowAutograd():
             return operator.redispatch(keyset & _BELOW_AUTOGRAD, *args)
 
-    class Recorded(torch.autograd.function._SingleLevelFunction):  # torch.func has chosen the level already
+    class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(keyset: Any, *args: Any) -> Any:
-            return run(keyset, args)
+            with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for torch.func's levels below this one
+                return run(keyset, args)
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -135,8 +136,8 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
 
     def kernel(keyset: Any, *args: Any) -> Any:
         if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _any_requires_grad(*args)):
-            with enable_single_level_autograd_function():
-                return Recorded.apply(keyset, *args)
+            with enable_single_level_autograd_function():  # torch.func has chosen the level already
+                return super(torch.autograd.Function, Recorded).apply(keyset, *args)
         return run(keyset, args)
 
     return kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from typing import Any
@@ -310,13 +311,20 @@ def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:
 @pytest.mark.parametrize("jitted", [False, True])
 @pytest.mark.parametrize("prepacked", [False, True])
 @pytest.mark.parametrize("alpha", [None, 0.25])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "of_a", "of_b"),
+    [
+        ("float16", "bfloat16", "float32"),
+        ("bfloat16", "float16", "bfloat16"),
+        ("float32", "bfloat16", "float16"),
+    ],
+)
 def test_gradients_reach_an_array_and_the_bias(
-    place: Any, dtype: Any, alpha: float | None, prepacked: bool, jitted: bool
+    place: Any, dtype: Any, of_a: str, of_b: str, alpha: float | None, prepacked: bool, jitted: bool
 ) -> None:
     q = fj.quantize(place(matrix(48, 40, "float32")), padded_n=48)
     weight = fj.prepack(q) if prepacked else q
-    x, bias = place(matrix(6, 40, "bfloat16", 1)), place(matrix(1, 48, "float32", 2)[0])
+    x, bias = place(matrix(6, 40, of_a, 1)), place(matrix(1, 48, of_b, 2)[0])
 
     def product(x: Any, bias: Any, weight: Any) -> Any:
         return fj.matmul(x, weight, out_dtype=dtype, alpha=alpha, bias=bias)
@@ -324,18 +332,28 @@ def test_gradients_reach_an_array_and_the_bias(
     call = jax.jit(product) if jitted else product
     y, pull_back = jax.vjp(lambda x, bias: call(x, bias, weight), x, bias)
     assert same_bits(y, product(x, bias, weight))
+    assert all(leaf.shape != x.shape for leaf in jax.tree_util.tree_leaves(pull_back)), "x is kept"
     g = place(matrix(6, 48, dtype, 3))
     of_x, of_bias = pull_back(g)
-    assert (str(of_x.dtype), str(of_bias.dtype)) == ("bfloat16", "float32")
+    assert (str(of_x.dtype), str(of_bias.dtype)) == (of_a, of_b)
     factor = 1.0 if alpha is None else alpha * float(np.asarray(q.global_scale)[0])
     values = np.asarray(fj.dequantize(q), np.float64) * factor
     rows = np.asarray(g, np.float64)
     exact, size = rows @ values, np.abs(rows) @ np.abs(values)
     # The weight rounded to the result's dtype, fp32 sums of 48 products, rounded to bf16; fp32 values times the factor.
-    u = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}[dtype]
-    bound = (u + 53 * 2.0**-24) * size * (1 + u) + 2.0**-8 * np.abs(exact) + 2.0**-24
+    rounding = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
+    u = rounding[dtype]
+    bound = (u + 53 * 2.0**-24) * size * (1 + u) + rounding[of_a] * np.abs(exact) + 2.0**-24
     assert (np.abs(np.asarray(of_x, np.float64) - exact) <= bound).all()
-    assert (np.abs(np.asarray(of_bias, np.float64) - rows.sum(0)) <= 6 * 2.0**-24 * np.abs(rows).sum(0)).all()
+    bound = 6 * 2.0**-24 * np.abs(rows).sum(0) + rounding[of_b] * np.abs(rows.sum(0))
+    assert (np.abs(np.asarray(of_bias, np.float64) - rows.sum(0)) <= bound).all()
+
+
+def test_a_gradient_overflows_no_fp16_before_alpha_is_applied(place: Any) -> None:
+    values = np.full((48, 64), 6, np.float32)
+    q, x = fj.quantize(place(values), 448.0), place(matrix(4, 64, "bfloat16"))  # codes 6, scales 448
+    of_x = jax.grad(lambda x: fj.matmul(x, q, out_dtype="float16", alpha=1 / 1024).sum())(x)
+    assert np.array_equal(np.asarray(of_x, np.float32), np.full((4, 64), 48 * 6 * 448 / 1024, np.float32))
 
 
 def test_a_unit_gradient_gives_exactly_the_weight(place: Any) -> None:
@@ -352,7 +370,17 @@ def test_gradients_that_a_product_has_not_are_refused(place: Any) -> None:
         weight = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(q), (q.data, q.scales, scale))
         return fj.matmul(x, weight, out_dtype="float32").sum()
 
-    for function, at in ((of_scale, q.global_scale), (lambda a: fj.matmul(x, q, alpha=a).sum(), jnp.ones(1))):
+    def of_scale_of_a(scale: Any) -> Any:
+        a = fj.quantize(x)
+        a = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(a), (a.data, a.scales, scale))
+        return fj.matmul(a, q, out_dtype="float32").sum()
+
+    one = place(np.ones(1, np.float32))
+    for function, at in (
+        (of_scale, q.global_scale),
+        (of_scale_of_a, one),
+        (lambda a: fj.matmul(x, q, alpha=a).sum(), one),
+    ):
         with pytest.raises(NotImplementedError, match="stop_gradient around alpha and global scales"):
             jax.grad(function)(at)
     bias = place(matrix(1, 48, "float32")[0])
@@ -373,15 +401,25 @@ def test_gradients_go_through_vmap_and_checkpoint(place: Any) -> None:
 
 
 ENDING = """
-import sys, jax, jax.numpy as jnp, fp4rt.jax
-with jax.default_device(jax.devices(sys.argv[1])[0]):
+import sys, threading, jax, jax.numpy as jnp, fp4rt.jax
+kind, how = sys.argv[1:]
+with jax.default_device(jax.devices(kind)[0]):
     w = fp4rt.jax.quantize(jnp.ones((512, 1024), jnp.float32))
     x = jnp.ones((20, 64, 1024), jnp.bfloat16)
-    print(jax.vmap(lambda x: fp4rt.jax.matmul(x, w))(x).shape)
+    products = jax.jit(jax.vmap(lambda x: fp4rt.jax.matmul(x, w)))
+    if how == "dropped": products(x)
+    if how == "thread":
+        thread = threading.Thread(target=products, args=(x,))
+        thread.start(), thread.join()
+    if how == "pmap": y = jax.pmap(products, devices=jax.devices(kind))(jnp.stack([x] * len(jax.devices(kind))))
+print("over")
 """
 
 
-def test_an_interpreter_ends_while_nobody_waits_for_a_program(place: Any, device: str) -> None:
+@pytest.mark.parametrize("how", ["dropped", "thread", "pmap"])
+def test_an_interpreter_ends_while_nobody_waits_for_a_program(place: Any, device: str, how: str) -> None:
     kind = "gpu" if device == "cuda" else "cpu"
-    done = subprocess.run([sys.executable, "-c", ENDING, kind], capture_output=True, text=True, check=True, timeout=100)
-    assert done.stdout == "(20, 64, 512)\n"
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-c", ENDING, kind, how]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    assert (done.stdout, "Traceback" in done.stderr) == ("over\n", False)

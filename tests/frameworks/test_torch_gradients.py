@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,15 +98,36 @@ def test_only_what_wants_a_gradient_has_one_and_x_is_not_kept(device: str) -> No
     assert torch.equal(layer.bias.grad, torch.full((OUT,), 15.0, dtype=torch.bfloat16, device=device))
     with torch.no_grad():
         assert not layer(rows).requires_grad
+    inner = rows * 2
+    kept = weakref.ref(inner)
+    y = layer(inner)
+    del inner
+    gc.collect()
+    assert kept() is None
+    y.sum().backward()
 
 
-def test_an_input_scale_that_wants_a_gradient_is_refused(device: str) -> None:
+def test_a_bias_of_another_dtype_has_its_gradient_in_fp32(device: str) -> None:
+    layer, _ = layer_and_batch(device)
+    layer.bias = torch.nn.Parameter(torch.zeros(OUT, device=device))
+    y = layer(torch.zeros(1000, 64, dtype=torch.bfloat16, device=device))
+    g = torch.randn(1000, OUT, device=device).bfloat16()
+    y.backward(g)
+    exact = g.double().sum(0)
+    assert ((layer.bias.grad.double() - exact).abs() <= 1000 * 2.0**-24 * g.double().abs().sum(0)).all()
+
+
+def test_a_scale_that_wants_a_gradient_is_refused(device: str) -> None:
     source = torch.nn.Linear(64, OUT, dtype=torch.bfloat16, device=device)
     layer = NVFP4Linear.from_linear(source, mode="w4a4", input_global_scale=100.0)
-    layer.input_global_scale.requires_grad_(True)
-    y = layer(torch.randn(4, 64, dtype=torch.bfloat16, device=device))
-    with pytest.raises(NotImplementedError, match="has no gradient for input_global_scale"):
-        y.sum().backward()
+    x = torch.randn(4, 64, dtype=torch.bfloat16, device=device)
+    layer(x)
+    for name, argument in (("input_global_scale", "input_global_scale"), ("weight_global_scale", "global_scale")):
+        getattr(layer, name).requires_grad_(True)
+        y = layer(x)
+        with pytest.raises(NotImplementedError, match=f"has no gradient for {argument};"):
+            y.sum().backward()
+        getattr(layer, name).requires_grad_(False)
 
 
 @pytest.mark.parametrize("prepacked", [False, True])
@@ -144,6 +167,23 @@ def test_torch_func_differentiates_a_layer(device: str) -> None:
     assert torch.equal(torch.func.grad(lambda x: layer(x).sum())(x), ones @ weight)
     _, pullback = torch.func.vjp(layer, x)
     assert torch.equal(pullback(2 * ones)[0], (2 * ones) @ weight)
+    layer.bias.requires_grad_(False)
+
+    def energy(product: Any) -> Any:
+        return lambda x: product(x).float().square().sum()
+
+    def dense(x: Any) -> Any:
+        return torch.nn.functional.linear(x, weight, layer.bias)
+
+    both = energy(layer), energy(dense)
+    second = [torch.func.grad(lambda x, one=one: torch.func.grad(one)(x).float().sum())(x) for one in both]
+    assert second[1].abs().sum() > 0
+    largest = second[1].abs().max()
+    assert (second[0] - second[1]).abs().max() <= 2.0**-6 * largest  # each rounds its two products to bf16
+    outer = x.clone().requires_grad_()
+    assert torch.func.grad(both[0])(outer).requires_grad
+    with pytest.raises(NotImplementedError, match="no forward-mode derivative"):
+        torch.func.hessian(both[0])(x)
 
 
 def test_forward_mode_is_refused_and_not_zero(device: str) -> None:
@@ -169,6 +209,24 @@ def test_under_autocast_gradients_have_the_dtype_of_x(device: str) -> None:
     assert x.grad.dtype == torch.float32
     ones = torch.ones(4, OUT, dtype=torch.bfloat16, device=device)
     assert torch.equal(x.grad, (ones @ weight_of(layer, "bfloat16")).float())
+
+
+@pytest.mark.parametrize("change", ["prepack", "unpack", "call"])
+def test_a_layer_whose_form_changed_in_inference_mode_can_be_trained_through(device: str, change: str) -> None:
+    layer, x = layer_and_batch(device, prepacked=change == "unpack")
+    with torch.inference_mode():
+        layer(x.detach()) if change == "call" else getattr(layer, change)()
+    layer(x).sum().backward()
+    assert x.grad is not None
+
+
+def test_compiled_autograd_takes_a_layer(device: str) -> None:
+    layer, x = layer_and_batch(device)
+    layer(x).sum().backward()
+    first, x.grad = x.grad, None
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        layer(x).sum().backward()
+    assert torch.equal(x.grad, first)
 
 
 @pytest.mark.gpu
