@@ -357,38 +357,26 @@ def _(
     return data.new_empty((n, k), dtype=dtype)
 
 
-def _product_gradients(
-    y: torch.Tensor, wanted: list[str], weight_in: Callable[[torch.dtype], torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _product_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str]) -> dict[str, torch.Tensor]:
     """Those of x and bias from that of the result; the weight is made anew, rounded to the gradient's dtype."""
     found = {}
     if "x" in wanted:
-        found["x"] = y @ weight_in(y.dtype)
+        k, layout, scale = args["x"][1], args["layout"], args["global_scale"]
+        if "restored" in args:
+            tiles, padded_k = (args["data"], args["restored"], scale), args["padded_k"]
+            weight: Any = dequantize_prepacked(*tiles, args["n"], k, layout, padded_k, y.dtype)
+        else:
+            weight = dequantize(args["data"], args["scales"], scale, k, layout, y.dtype)
+        found["x"] = y @ weight
     if "bias" in wanted:
         found["bias"] = y.sum(0, dtype=torch.float32)
     return found
 
 
-def _linear_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str]) -> dict[str, torch.Tensor]:
-    def weight_in(dtype: torch.dtype) -> Any:
-        parts = args["data"], args["scales"], args["global_scale"]
-        return dequantize(*parts, args["x"][1], args["layout"], dtype)
-
-    return _product_gradients(y, wanted, weight_in)
-
-
-def _prepacked_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str]) -> dict[str, torch.Tensor]:
-    def weight_in(dtype: torch.dtype) -> Any:
-        parts = args["data"], args["restored"], args["global_scale"]
-        return dequantize_prepacked(*parts, args["n"], args["x"][1], args["layout"], args["padded_k"], dtype)
-
-    return _product_gradients(y, wanted, weight_in)
-
-
 @_operator(
     "linear(Tensor x, Tensor data, Tensor scales, Tensor global_scale, str layout, Tensor? bias, "
     "bool quantize_input, Tensor? input_global_scale) -> Tensor",
-    _linear_gradients,
+    _product_gradients,
 )
 def linear(
     x: torch.Tensor,
@@ -422,7 +410,7 @@ def _(
 @_operator(
     "linear_prepacked(Tensor x, Tensor data, Tensor restored, Tensor global_scale, SymInt n, str layout, "
     "SymInt padded_k, Tensor? bias, bool quantize_input, Tensor? input_global_scale) -> Tensor",
-    _prepacked_gradients,
+    _product_gradients,
 )
 def linear_prepacked(
     x: torch.Tensor,
