@@ -17,7 +17,16 @@ from typing import Any
 
 from bench.needs import optional
 
-__all__ = ["FLUSH_BYTES", "copy_of", "device_times", "event_pairs", "in_turns", "median_us", "read_bandwidth"]
+__all__ = [
+    "FLUSH_BYTES",
+    "both_times",
+    "copy_of",
+    "device_times",
+    "event_pairs",
+    "in_turns",
+    "median_us",
+    "read_bandwidth",
+]
 
 cupy = optional("cupy")
 
@@ -26,6 +35,7 @@ EventPair = tuple[Any, Any]
 FLUSH_BYTES = 512 << 20
 _MOST_PIECES = 8
 _DEVICE_TO_DEVICE = 3
+_WARM_SECONDS, _TURN_SECONDS = 0.025, 0.1  # of the function itself: the clocks settle
 _READ_ALL = r"""
 extern "C" __global__ void __launch_bounds__(512) read_all(const uint4* x, unsigned long long pieces, unsigned* out) {
     unsigned all = 0;
@@ -93,6 +103,13 @@ def in_turns(
         for function, found in zip(functions, seconds, strict=True):
             found += device_times(function, repeats, warmup, events)
     return seconds
+
+
+def both_times(function: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
+    """Seconds of each call of both, in three turns, each as ``triton.testing.do_bench`` runs it."""
+    once = statistics.median(device_times(function, 5))
+    repeats, warmup = (int(min(200, max(8, seconds / once))) for seconds in (_TURN_SECONDS, _WARM_SECONDS))
+    return in_turns(function, twin, rounds=3, repeats=repeats, warmup=warmup)
 
 
 def read_bandwidth(nbytes: int = 4 << 30) -> float:

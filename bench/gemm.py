@@ -6,7 +6,7 @@
 ``rate`` counts 2 m n k operations; ``gb_per_s`` in the notes counts the weight's bytes. The bound is the larger of the
 time to read the weight once, at the rate of a kernel that only reads, and of the operations at the rate of cuBLAS's
 8192 x 8192 x 8192 product; both are measured first. L2 is emptied before every call; what a call needs beside its
-kernel (NVFP4 activations to bf16, say) is part of its time.
+kernel (NVFP4 activations to bf16, say) is part of its time. Results are of the activations' type, with NVFP4 ones bf16.
 
 A case and cuBLAS run in turns, each as ``triton.testing.do_bench`` runs it: 25 ms of calls unmeasured, then 100 ms.
 Long products come to the card's power limit, and each is measured at the clocks that its own load leaves: the fewer
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import fp4rt
-from bench.device_time import device_times, in_turns, read_bandwidth
+from bench.device_time import both_times, device_times, in_turns, read_bandwidth
 from bench.needs import need, need_gpu, optional
 from bench.rows import Row, print_row, timing, write_rows
 from fp4rt.cuda.gemm.hopper_choice import choose_hopper
@@ -40,8 +40,6 @@ POWERS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 UNPACKED_TOKENS = (1, 8, 16, 64)
 CUBLAS = "cuBLAS bf16"
 _MULTIPROCESSORS = 16  # cudaDeviceAttr
-ROUNDS = 3
-WARM_SECONDS, TURN_SECONDS = 0.025, 0.1  # of the product itself: the clocks settle
 ALTERNATIONS = 24
 LONG_TOKENS = 256  # from here on, products are long enough for the power limit
 REST_SECONDS = 1.0  # before the small products of the next shape: they recover from the last one's long products
@@ -104,13 +102,6 @@ def compile_ahead(shapes: tuple[tuple[int, int], ...], kinds: tuple[Kind, ...]) 
         list(pool.map(lambda spec: spec.compile(target.name), specs))
 
 
-def both_times(product: Callable[[], object], twin: Callable[[], object]) -> list[list[float]]:
-    """Seconds of each call of both, in turns."""
-    once = statistics.median(device_times(product, 5))
-    repeats, warmup = (int(min(200, max(8, seconds / once))) for seconds in (TURN_SECONDS, WARM_SECONDS))
-    return in_turns(product, twin, rounds=ROUNDS, repeats=repeats, warmup=warmup)
-
-
 def call_by_call(product: Callable[[], object], twin: Callable[[], object]) -> float:
     """The ratio of both where their calls alternate."""
     own, reference = in_turns(product, twin, rounds=ALTERNATIONS, repeats=1, warmup=0)
@@ -132,7 +123,7 @@ def cases(n: int, k: int, kinds: tuple[Kind, ...], bounds: Bounds) -> Iterator[R
 def one_case(kind: Kind, m: int, n: int, k: int, weight: Any, dense: Any, bounds: Bounds) -> Row:
     """One product and its cuBLAS twin."""
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
-    dtype = "float16" if kind.a_type == "float16" else "bfloat16"  # of the result, as who has such activations wants it
+    dtype = "bfloat16" if kind.a_type == "nvfp4" else kind.a_type
     out, twin_out = (torch.empty(m, n, device="cuda", dtype=getattr(torch, each)) for each in (dtype, "bfloat16"))
     a = fp4rt.quantize(x) if kind.a_type == "nvfp4" else x.to(getattr(torch, kind.a_type))
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.device_time import device_times, in_turns
+from bench.device_time import both_times, device_times
 from bench.needs import need, need_gpu, optional
 from bench.rows import RESULTS, Row, print_row, timing, write_rows
 
@@ -25,7 +25,6 @@ torch = optional("torch")
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))
 TOKENS = (1024, 4096)
 REFERENCE = "nn.Linear bf16"
-ROUNDS, TURN_SECONDS = 3, 0.1
 
 
 def step_of(layer: Any, x: Any, gradient: Any) -> Callable[[], None]:
@@ -43,9 +42,8 @@ def one_row(m: int, n: int, k: int) -> Row:
     import fp4rt.torch
 
     torch.manual_seed(0)
-    source = torch.nn.Linear(k, n, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
-    layer = fp4rt.torch.NVFP4Linear.from_linear(source).prepack()
     twin = torch.nn.Linear(k, n, bias=False, device="cuda", dtype=torch.bfloat16).requires_grad_(False)
+    layer = fp4rt.torch.NVFP4Linear.from_linear(twin).prepack()
     twin.weight.copy_(layer.weight().dequantize("bfloat16"))
     x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(m, n, device="cuda", dtype=torch.bfloat16)
@@ -59,8 +57,7 @@ def one_row(m: int, n: int, k: int) -> Row:
     sample = x.detach().clone().requires_grad_()
     graphs = torch.cuda.make_graphed_callables((layer, twin), ((sample,), (sample,)))
     own, other = (step_of(graph, x, gradient) for graph in graphs)
-    repeats = int(min(100, max(8, TURN_SECONDS / statistics.median(device_times(own, 5)))))
-    seconds, reference = in_turns(own, other, rounds=ROUNDS, repeats=repeats, warmup=max(3, repeats // 4))
+    seconds, reference = both_times(own, other)
     microseconds, spread = timing(seconds)
     kept = sum(part.numel() * part.element_size() for part in layer.buffers())
     return Row(

@@ -34,7 +34,7 @@ from fp4rt.arguments import (
     check_right,
     check_scalar,
 )
-from fp4rt.backend import Backend, BackendStatus, Explanation, QuantizedViews
+from fp4rt.backend import Backend, BackendStatus, Explanation, PrepackedViews, QuantizedViews
 from fp4rt.errors import BackendUnavailable, DeviceError, ShapeError
 from fp4rt.layout import get_layout
 from fp4rt.prepacked import PrepackedWeight
@@ -280,12 +280,17 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
 
 def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
     """The tensor that a prepacked weight was made from: every byte of its blocks; padding comes back as zeros."""
-    views = weight.views(stream)
-    stream = interop.stream_handle(stream, views.data)
-    restored = interop.view(weight.restored, "weight.restored", stream)
+    views, restored, stream = _prepacked_views(weight, stream)
     result = _backend(views.data).unpack(views, restored, stream)
     interop.hold_foreign(stream, views, restored)
     return result
+
+
+def _prepacked_views(weight: PrepackedWeight, stream: Any) -> tuple[PrepackedViews, ArrayView, int]:
+    """What products read of a weight, the records beside it, and the stream's handle."""
+    views = weight.views(stream)
+    handle = interop.stream_handle(stream, views.data)
+    return views, interop.view(weight.restored, "weight.restored", handle), handle
 
 
 def weight_values(b: QuantizedTensor | PrepackedWeight, out: Any, *, stream: Any = None) -> None:
@@ -293,9 +298,7 @@ def weight_values(b: QuantizedTensor | PrepackedWeight, out: Any, *, stream: Any
     if not isinstance(b, PrepackedWeight):
         dequantize(b, out.dtype, out=out, stream=stream)
         return
-    views = b.views(stream)
-    stream = interop.stream_handle(stream, views.data)
-    restored = interop.view(b.restored, "weight.restored", stream)
+    views, restored, stream = _prepacked_views(b, stream)
     dtype = check_dtype("weight_values", "out.dtype", out.dtype)
     target = check_array_out("weight_values", out, views.data, b.shape, dtype, stream)
     _backend(views.data).prepacked_values(views, restored, target, stream)

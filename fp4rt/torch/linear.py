@@ -129,12 +129,11 @@ class NVFP4Linear(torch.nn.Module):
             linear.weight.device,
             None if bias is None else bias.dtype,
         )
-        if weight is None and linear.weight.is_meta:
-            return layer.train(linear.training)
-        if weight is None:
+        if weight is None and not linear.weight.is_meta:
             source = linear.weight.detach()
             weight = api.quantize(source, layout=STORED_LAYOUT, padded_n=layer.padded_in)
-        layer.set_weight(weight)
+        if weight is not None:
+            layer.set_weight(weight)
         if bias is not None and layer.bias is not None:
             layer.bias.data.copy_(bias.detach())
         if layer.input_global_scale is not None and scale is not None:
