@@ -1,6 +1,6 @@
 // The arguments of the Hopper kernels: a matrix product with a prepacked weight and activations behind a tensor map.
 //
-// The map, with box rows of 64 columns, 128 bytes, swizzled by 128 bytes, is one of
+// Maps have box rows of 64 columns, 128 bytes, swizzled by 128 bytes. That of activations is one of
 //
 //   whole_chunks != 0    (64 columns, m tokens, k / 64 chunks)    a box has all chunks of a stage
 //   whole_chunks == 0    (k columns, m tokens, 1)                 a box has one; what lies past k arrives as zeros
@@ -10,6 +10,7 @@
 
 struct PrepackedGemmArguments {
     TensorMap activations;  // (m, k) fp16 or bf16
+    TensorMap results;      // (m, n), boxes of one; gemm_prefill.cu alone, and where results leave transposed
     GemmArguments gemm;     // `b` are the tiles; `a` and its layout are read only where A is NVFP4 and has no map
     u32 whole_chunks;       // which map: a copy costs its warp some 80 cycles, however little it brings
     u32 dependent;          // not 0: launched while the kernel that writes the activations runs

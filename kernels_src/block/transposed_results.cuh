@@ -1,11 +1,12 @@
 // Finished results of two bytes from registers to (m, n): a lane has two tokens of a row, memory wants rows of a token.
 //
-// PASS tokens of 16 WARPS rows (of the weight) at a time go through shared memory, transposed on the way in, and leave in
-// accesses of 16 bytes, 32 WARPS bytes of a token side by side.
+// PASS tokens of 16 WARPS rows (of the weight) at a time go through shared memory, transposed on the way in, and leave
+// either in accesses of 16 bytes, 32 WARPS bytes of a token side by side, or as one copy.
 //
 //   shared memory   [PASS tokens][2 WARPS units of 16 bytes], units swizzled by the token
 #pragma once
 #include "block/result_writer.cuh"
+#include "ptx/bulk_copy.cuh"
 #include "ptx/global_memory.cuh"
 #include "ptx/pair_convert.cuh"
 #include "ptx/shared_memory.cuh"
@@ -43,6 +44,14 @@ struct TransposedResults {
                                            pairs[3]);
             }
         }
+    }
+
+    // One thread, when those that staged have shown it to copies and met: in a group of its own. `results` is a map of
+    // (m, n); all rows up to n are results.
+    __device__ __forceinline__ void send(const TensorMap* results, u32 first_token, u32 first_row) const {
+        static_assert(UNITS == 8 && PASS % 8 == 0, "swizzled as the map swizzles 128 bytes");
+        tensor_store(results, first_row, first_token, 0, shared);
+        commit_stores();
     }
 
     // THREADS threads: tokens from `first_token` on, rows from `first_row` to `end_row`.

@@ -12,11 +12,11 @@
 // (K_CLUSTER = 2).
 //
 //   shared memory   [ACTIVATION_STAGES][STAGE_CHUNKS][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
-//                   [ROW_GROUPS][2][OUT_TOKENS][128]   barriers, arrivals
+//                   [ROW_GROUPS][OUT_STAGES][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
-// (<= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, K_TAIL, RASTER_TOKENS,
-// CLUSTER, K_CLUSTER, OUT_TOKENS, CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory:
+// (a multiple of 4, <= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, K_TAIL, RASTER_TOKENS,
+// CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory:
 // WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
@@ -36,6 +36,7 @@
 using Weights = WeightsFor<A_TYPE>;
 using Tiles = SelectTiles<ONE_PIECE != 0, ROW_TILES, TOKENS, CLUSTER, K_CLUSTER, RASTER_TOKENS>::Type;
 
+static_assert(ROW_TILES % 4 == 0, "a warpgroup's rows are all the block's, or none of them");
 constexpr u32 CLUSTER_BLOCKS = CLUSTER * K_CLUSTER;
 static_assert(CLUSTER == 1 || K_CLUSTER == 1, "blocks share tokens or halve k");
 static_assert(K_CLUSTER == 1 || K_CLUSTER == ROW_GROUPS, "each warpgroup's sums meet in the block of its number");
@@ -237,7 +238,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             for (u32 b = 0; b < ROW_BLOCKS; ++b) action(i, b);
         }
     };
-    u32 out_half = 0;
+    u32 out_stage = 0;
     const Tiles tiles(args.gemm, args.whole_tiles, args.sharers, args.piece_groups);
     const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
 
@@ -348,13 +349,13 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             const auto leave = [&](const auto& pair_of) {
 #pragma unroll
                 for (u32 token = 0; token < TOKENS; token += OUT_TOKENS) {
-                    // A half is written anew two passes on, when all have met since they read it.
-                    const Results results{base + OUT_AT + (group * 2 + out_half) * Results::BYTES};
-                    out_half ^= 1;
+                    const Results results{base + OUT_AT + (group * OUT_STAGES + out_stage) * Results::BYTES};
+                    if (++out_stage == OUT_STAGES) out_stage = 0;
                     results.stage(pair_of, sums[b] + token / 2, group_warp, lane);
+                    show_to_copies();
+                    if (group_thread == 0) wait_until_read<OUT_STAGES - 2>();  // what the next pass writes over
                     named_barrier_sync(barrier, GROUP_THREADS);
-                    results.template store<GROUP_THREADS>(args.gemm, tile.first_token + token, first_row, end_row,
-                                                          group_thread);
+                    if (group_thread == 0) results.send(&args.results, tile.first_token + token, first_row);
                 }
             };
             if (are_plain<A_TYPE>(args.gemm, writer)) {
@@ -365,4 +366,5 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             }
         }
     }
+    if (group_thread == 0) wait_until_read<0>();  // shared memory must outlive it
 }

@@ -1,7 +1,7 @@
-// Copies by the copy engine from global to shared memory (cp.async.bulk and its tensor form, sm_90).
-// On entry: addresses and sizes are multiples of 16 bytes, a tensor tile's destination of 128 (1024 where it is
-// swizzled by 128 bytes). Loads complete on an mbarrier.
-// Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk, cp.async.bulk.tensor".
+// Copies by the copy engine between global and shared memory (cp.async.bulk and its tensor form, sm_90).
+// On entry: addresses and sizes are multiples of 16 bytes, a tensor tile's shared address of 128 (1024 where it is
+// swizzled by 128 bytes). Loads complete on an mbarrier, stores in groups of the thread that asked for them.
+// Source: PTX ISA, "Data Movement and Conversion Instructions: cp.async.bulk, cp.async.bulk.tensor, fence.proxy.async".
 #pragma once
 #include "num/integers.cuh"
 
@@ -38,6 +38,26 @@ __device__ __forceinline__ void tensor_load_multicast(u32 to, const TensorMap* m
                  ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
                  : "memory");
+}
+
+// Shared memory to a box of a tensor, its corner at (x, y, z); what lies outside the tensor is not written. In the group
+// that the thread has open.
+__device__ __forceinline__ void tensor_store(const TensorMap* map, i32 x, i32 y, i32 z, u32 from) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x),
+                 "r"(y), "r"(z), "r"(from)
+                 : "memory");
+}
+
+// By every thread whose stores to shared memory a copy will read, before it meets the thread that asks for the copy.
+__device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Closes the group of the thread's stores.
+__device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until shared memory has been read for all of the thread's groups but the last LEFT.
+template <u32 LEFT>
+__device__ __forceinline__ void wait_until_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
 }
 
 __device__ __forceinline__ void tensor_map_prefetch(const TensorMap* map) {

@@ -46,7 +46,7 @@ class Launches:
 
     def launchKernel(self, function: int, *rest: int) -> None:
         arguments = ctypes.c_void_p.from_address(rest[-2]).value
-        self.done.append((self.names[function], self.device, rest[-3], ctypes.string_at(arguments or 0, 320)))
+        self.done.append((self.names[function], self.device, rest[-3], ctypes.string_at(arguments or 0, HOPPER_ARGUMENTS.nbytes)))
 
     def getDevice(self) -> int:
         return self.device
@@ -86,7 +86,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, driver: Any) -> Iterator[Launches]
     monkeypatch.setattr(tensor_map, "_encode", lambda: lambda *args: 0)
     monkeypatch.setitem(readers._torch_devices, torch.device("cpu"), Device("cuda", 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: CURRENT_STREAM, raising=False)
-    caches = (kernel.device_attribute, kernel.device_target, device_measures, tensor_map.encode_activations)
+    caches = (kernel.device_attribute, kernel.device_target, device_measures, tensor_map.encode_matrix)
     forgetting = [forget_plans, *(cached.cache_clear for cached in caches)]
     for forget in forgetting:
         forget()
@@ -231,12 +231,12 @@ def test_a_dependent_launch_is_told_grid_stream_and_arguments(
 
 
 def test_the_hopper_kernels_arguments_lie_where_c_puts_them() -> None:
-    gemm = (*range(1, 23), 0.5)
-    further = [0] * (len(HOPPER_ARGUMENTS.fields) - 1 - len(gemm) - 1)
-    packed, inner = HOPPER_ARGUMENTS.pack(b"\1" * 128, *gemm, 1, *further), ARGUMENTS.pack(*gemm)
-    assert packed[:128] == b"\1" * 128
-    assert packed[128 : 128 + len(inner)] == inner
-    assert packed[128 + len(inner) :][:4] == (1).to_bytes(4, "little")
+    gemm, maps = (*range(1, 23), 0.5), (b"\1" * 128, b"\2" * 128)
+    further = [0] * (len(HOPPER_ARGUMENTS.fields) - len(maps) - len(gemm) - 1)
+    packed, inner = HOPPER_ARGUMENTS.pack(*maps, *gemm, 1, *further), ARGUMENTS.pack(*gemm)
+    assert packed[:256] == b"".join(maps)
+    assert packed[256 : 256 + len(inner)] == inner
+    assert packed[256 + len(inner) :][:4] == (1).to_bytes(4, "little")
 
 
 def test_a_foreign_prepacked_weight_is_held_while_work_with_it_is_queued(

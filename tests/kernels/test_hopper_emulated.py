@@ -35,8 +35,9 @@ OWN_ROWS = SmallTile(2, 8, 1, 2, row_groups=2, k_groups=1, row_blocks=1, fragmen
 DECODING = replace(WARPS, activation_warps=1)  # every second token
 DECODING_PAIRS = replace(PAIRS_OF_TILES, activation_warps=4)  # 4 tokens at a time, of 16
 WIDE = PrefillTile(32, 1, 8, 3, 2, 2)
+FIVE_PASSES = PrefillTile(80, 1, 8, 3, 2, 2)
 PAIRED = PrefillTile(32, 1, 8, 2, 2, 2, stage_chunks=2)
-TWO_BLOCKS = PrefillTile(48, 2, 14, 2, 2, 1)
+TWO_BLOCKS = PrefillTile(48, 2, 12, 2, 2, 1)
 THREE_GROUPS = PrefillTile(48, 1, 12, 3, 2, 2, row_groups=3)
 SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
 # (tile, type of a, m, n, k, type of out, blocks, launched as a dependent). Where k is a multiple of 64, whole chunks
@@ -61,6 +62,7 @@ CASES = (
     (TWO_BLOCKS, "bfloat16", 50, 240, 272, "float16", 2, False),
     (THREE_GROUPS, "bfloat16", 60, 376, 576, "bfloat16", 2, False),  # a last tile of 184 rows
     (THREE_GROUPS, "float16", 50, 291, 272, "float32", 1, True),  # 99 of them, of which a warpgroup has 35
+    (FIVE_PASSES, "bfloat16", 75, 136, 48, "bfloat16", 1, False),  # 16 tokens at a time, the last ones not whole
     (TWO_K_GROUPS, "bfloat16", 19, 104, 576, "bfloat16", 2, False),  # leaves transposed, 8 tokens at a time
     (TALL, "bfloat16", 15, 136, 272, "float16", 2, True),  # leaves transposed, 16 at a time
 )
@@ -77,7 +79,7 @@ CLUSTER_CASES = (
     (OWN_ROWS, "float16", 16, 100, 272, "float32", 2, True),  # no rows to share, few of the second block's own
     (OWN_ROWS, "bfloat16", 9, 330, 200, "bfloat16", 4, False),  # one unit: the second block has none to share
     (PrefillTile(32, 1, 8, 3, 2, 2, k_cluster=2), "bfloat16", 70, 152, 784, "bfloat16", 12, False),
-    (PrefillTile(48, 2, 14, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 8, False),
+    (PrefillTile(48, 2, 12, 4, 2, 1, k_cluster=2), "float16", 50, 240, 528, "float32", 8, False),
     (replace(PAIRED, k_cluster=2), "bfloat16", 40, 152, 832, "bfloat16", 8, False),
     (replace(PAIRED, cluster=2), "bfloat16", 40, 280, 832, "bfloat16", 8, True),
     (SHARING_TOKENS, "bfloat16", 70, 152, 784, "bfloat16", 6, True),
@@ -179,6 +181,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
         *(INPUT_DTYPES.index(out_type), INPUT_DTYPES.index("float32"), 1, 0.5),
     )
     box_chunks = tile.box_chunks if k % 64 == 0 else 0
+    result_rows = tile.out_tokens if isinstance(tile, PrefillTile) and out_type != "float32" and n % 8 == 0 else 0
     whole_tiles, sharers = (tile.tiles(m, n) if isinstance(tile, PrefillTile) else 0, 0) if shared is None else shared
     piece_groups = (tile.tiles(m, n) - whole_tiles) * ceil_div(k, 256) // sharers if sharers else 0
     shared_sums = 64 * tile.row_groups * tile.row_blocks * tile.tokens * tile.cluster if sharers else 0
@@ -191,7 +194,7 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     library.disturb(ctypes.c_uint64(seed))
     library.run(
         *(ctypes.c_void_p(order.ctypes.data), blocks, columns, tile.threads, args),
-        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), tile.box_rows, box_chunks, dependent),
+        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), tile.box_rows, box_chunks, result_rows, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
         *(piece_groups, tile.plan.nbytes),
     )

@@ -18,6 +18,7 @@ __all__ = [
     "MAX_SHARED_BYTES",
     "ONE_STAGE",
     "SUMS_BARRIERS",
+    "SWIZZLE_BYTES",
     "TILE_OUT_BYTES",
     "TOKEN_BYTES",
     "WARPGROUP_THREADS",
@@ -35,6 +36,7 @@ A_TYPES = {"float16": 0, "bfloat16": 1}  # kernels_src/num/constants.cuh
 
 BARRIER_BYTES = 8
 SUMS_BARRIERS = 1  # for the sums that blocks of a cluster send, after two of every stage
+SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
 TOKEN_BYTES = CHUNK_COLUMNS * 2  # of one token in a chunk
 GROUP_CHUNKS = TILE_COLUMNS // CHUNK_COLUMNS
 CHUNK_FRAGMENTS = 4  # of 16 columns

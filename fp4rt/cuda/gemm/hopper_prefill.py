@@ -15,8 +15,10 @@ from fp4rt.cuda.gemm.hopper_plan import (
     BARRIER_BYTES,
     CHUNK_FRAGMENTS,
     GROUP_CHUNKS,
+    MAX_SHARED_BYTES,
     ONE_STAGE,
     SUMS_BARRIERS,
+    SWIZZLE_BYTES,
     TILE_OUT_BYTES,
     TOKEN_BYTES,
     WARPGROUP_THREADS,
@@ -63,7 +65,7 @@ class PrefillTile:
     Attributes:
         tokens: of a tile, a multiple of 16, at most 256.
         row_blocks: blocks of 64 rows of each warpgroup.
-        row_tiles: tiles of 16 rows of a tile, at most 4 * row_groups * row_blocks.
+        row_tiles: tiles of 16 rows of a tile, a multiple of 4, at most 4 * row_groups * row_blocks.
         activation_stages: stages of activations on their way.
         weight_stages: column groups of 256 of weights on their way.
         raster_tokens: token tiles swept together.
@@ -100,8 +102,8 @@ class PrefillTile:
             "no row blocks": self.row_blocks < 1,
             "neither two nor three row groups": self.row_groups not in _CONSUMER_REGISTERS,
             "three row groups, of which blocks that share k have two": self.k_cluster > 1 and self.row_groups != 2,
-            "no row tiles, or some that no warpgroup has": (
-                not 1 <= self.row_tiles <= 4 * self.row_groups * self.row_blocks
+            "no row tiles, or some that no warpgroup has, or not whole fours": (
+                not 1 <= self.row_tiles <= 4 * self.row_groups * self.row_blocks or self.row_tiles % 4 != 0
             ),
             "sweeps of no token tiles": self.raster_tokens < 1,
             "two kinds of clusters, or one of neither one nor two blocks": (
@@ -136,13 +138,21 @@ class PrefillTile:
         """Tokens whose results leave together."""
         return next(tokens for tokens in (64, 48, 32, 16) if self.tokens % tokens == 0)
 
+    @property
+    def out_stages(self) -> int:
+        """Passes of results on their way at once: as many as the kernel can use where there is room."""
+        return next((stages for stages in (3, 2) if self._plan(stages).nbytes <= MAX_SHARED_BYTES), 2)
+
     @cached_property
     def plan(self) -> SharedPlan:
         """Shared memory."""
+        return self._plan(self.out_stages)
+
+    def _plan(self, out_stages: int) -> SharedPlan:
         plan = SharedPlan()
         plan.add("_ACTIVATIONS_AT", self.activation_stages * self.stage_chunks * self.tokens * TOKEN_BYTES)
         plan.add("WEIGHTS_AT", self.weight_stages * self.row_tiles * TILE_BYTES, 128)
-        plan.add("OUT_AT", self.row_groups * 2 * self.out_tokens * 4 * TILE_OUT_BYTES, 128)
+        plan.add("OUT_AT", self.row_groups * out_stages * self.out_tokens * 4 * TILE_OUT_BYTES, SWIZZLE_BYTES)
         stages = self.activation_stages + self.weight_stages
         plan.add("BARRIERS_AT", (2 * stages + SUMS_BARRIERS) * BARRIER_BYTES)
         plan.add("ARRIVALS_AT", self.row_groups * 4, 4)
@@ -165,6 +175,7 @@ class PrefillTile:
             "CLUSTER": self.cluster,
             "K_CLUSTER": self.k_cluster,
             "OUT_TOKENS": self.out_tokens,
+            "OUT_STAGES": self.out_stages,
             "CONSUMER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][0],
             "PRODUCER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][1],
             **public_macros(self.plan.macros),

@@ -19,6 +19,7 @@ from fp4rt.cuda.gemm.hopper_plan import (
     GROUP_CHUNKS,
     ONE_STAGE,
     SUMS_BARRIERS,
+    SWIZZLE_BYTES,
     TILE_OUT_BYTES,
     TOKEN_BYTES,
     WARPGROUP_THREADS,
@@ -40,7 +41,6 @@ __all__ = ["DecodeTile", "SmallTile"]
 
 _Tile = TypeVar("_Tile", bound="_StageTile")
 
-_SWIZZLE_BYTES = 1024  # a tile that the copy engine swizzles by 128 bytes begins at a multiple of it
 # Of a consumer and of a producer thread, by consumer warpgroups
 _CONSUMER_REGISTERS = {1: (240, 40), 2: (232, 40), 3: (160, 32), 4: (112, 32)}
 _SUMS_TILE_BYTES = 512  # 16 rows x 8 tokens, fp32
@@ -99,7 +99,7 @@ class _StageTile:
     def _plan(self, reduction_bytes: int) -> SharedPlan:
         plan = SharedPlan()
         plan.add("_WEIGHTS_AT", self.stage_groups * self.row_tiles * TILE_BYTES)
-        plan.add("ACTIVATIONS_AT", self.box_chunks * self.max_tokens * TOKEN_BYTES, _SWIZZLE_BYTES)
+        plan.add("ACTIVATIONS_AT", self.box_chunks * self.max_tokens * TOKEN_BYTES, SWIZZLE_BYTES)
         stage_bytes = plan.macros["STAGE_BYTES"] = plan.nbytes
         plan.nbytes = self.stages * stage_bytes
         plan.add("BARRIERS_AT", (2 * self.stages + SUMS_BARRIERS) * BARRIER_BYTES)

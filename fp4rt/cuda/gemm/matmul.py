@@ -20,7 +20,7 @@ from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
 from fp4rt.cuda.gemm.problem import Problem, activation_alignment, can_bulk_load, device_measures, weight_alignment
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REFERENCE_THREADS, Choice, choose, finish_blocks
-from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, encode_activations
+from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, POINTER_ALIGNMENT, encode_matrix
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import clear_bytes, new_memory, result
@@ -39,6 +39,7 @@ HOPPER_ARGUMENTS = argument_struct("block/prepacked_arguments.cuh", "PrepackedGe
 DTYPE_INDEX = {dtype: index for index, dtype in enumerate(INPUT_DTYPES)}
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
 FINISH_THREADS = 256
+RESULT_UNIT = 8  # results of a row that a prefill tile's map of them takes whole
 NO_SHARING = TileSharing(0, 0, 0, 0, 0, 0.0)
 MOST_PLANS = 4096
 
@@ -57,10 +58,11 @@ class Plan:
     finish_grid: Extent
     constants: tuple[int, ...]  # of GemmArguments: from ``a_row_stride`` to ``b_layout``
     hopper: bool  # whether the kernel takes HOPPER_ARGUMENTS
-    tensor_map: tuple[Any, ...] | None  # what ``encode_activations`` takes after the address; None: there is no map
+    tensor_map: tuple[Any, ...] | None  # what ``encode_matrix`` takes after the address; None: there is no map
     whole_chunks: int  # of 64 columns in a box of it; 0 where k ends within one
     dependent: bool  # the kernel ahead writes the activations
     sharing: TileSharing  # of a prefill tile
+    result_rows: int  # of a box of results of two bytes at an aligned address; 0: the kernel stores them itself
 
 
 def matmul(
@@ -181,6 +183,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         whole_chunks,
         hopper and as_bf16 and not choice.repack,
         choice.sharing(problem) or NO_SHARING,
+        tile.out_tokens if choice.kernel == "prefill" and n % RESULT_UNIT == 0 else 0,
     )
 
 
@@ -243,13 +246,16 @@ def launch(
     if not plan.hopper:
         plan.kernel.launch_struct(plan.grid, plan.threads, ARGUMENTS, values, stream)
     else:
-        described = NO_TENSOR_MAP
+        described = results = NO_TENSOR_MAP
         if plan.tensor_map is not None:
-            described = encode_activations(a_pointer, *plan.tensor_map, plan.whole_chunks)
+            described = encode_matrix(a_pointer, *plan.tensor_map, plan.whole_chunks)
+        if plan.result_rows and out_dtype != "float32" and to % POINTER_ALIGNMENT == 0:  # leaves_transposed, in CUDA
+            m, n = plan.problem.m, plan.problem.n
+            results = encode_matrix(to, out_dtype, m, n, 2 * n, plan.result_rows, 0)
         begin = launch_dependent if plan.dependent else Kernel.launch_struct
         sharing = plan.sharing
         tiles = (sharing.whole_tiles, shared_sums, arrivals, sharing.sharers, sharing.piece_groups)
-        own = (described, *values, plan.whole_chunks, plan.dependent, *tiles)
+        own = (described, results, *values, plan.whole_chunks, plan.dependent, *tiles)
         begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, own, stream)
     if plan.finish is not None:
         launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)

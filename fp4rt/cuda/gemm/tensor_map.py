@@ -9,11 +9,11 @@ from typing import Any
 from fp4rt.errors import BackendUnavailable
 from fp4rt.prepacked import CHUNK_COLUMNS
 
-__all__ = ["NO_TENSOR_MAP", "TENSOR_MAP_ALIGNMENT", "encode_activations"]
+__all__ = ["NO_TENSOR_MAP", "POINTER_ALIGNMENT", "TENSOR_MAP_ALIGNMENT", "encode_matrix"]
 
 TENSOR_MAP_BYTES = 128
 TENSOR_MAP_ALIGNMENT = 64
-NO_TENSOR_MAP = bytes(TENSOR_MAP_BYTES)  # in the arguments of a kernel that fetches activations itself
+NO_TENSOR_MAP = bytes(TENSOR_MAP_BYTES)  # in the arguments of a kernel that does without one
 POINTER_ALIGNMENT = 16  # of the matrix and of its row pitch
 
 # Values of the driver API's enumerations
@@ -34,14 +34,14 @@ def _encode() -> Any:
 
 
 @lru_cache(maxsize=4096)
-def encode_activations(pointer: int, dtype: str, m: int, k: int, pitch_bytes: int, rows: int, chunks: int) -> bytes:
+def encode_matrix(pointer: int, dtype: str, m: int, k: int, pitch_bytes: int, rows: int, chunks: int) -> bytes:
     """A map of a row-major matrix (m, k) of two-byte elements, its boxes swizzled by 128 bytes.
 
     Args:
         pointer: device address, a multiple of 16.
         dtype: "float16" or "bfloat16".
         m: rows.
-        k: columns; what a box holds beyond the edges is filled with zeros.
+        k: columns; what a box holds beyond the edges is read as zeros, and not written.
         pitch_bytes: from one row to the next, a multiple of 16.
         rows: of a box, at most 256.
         chunks: of 64 columns in a box, where the map is that of whole chunks and k a multiple of 64; 0 for boxes of one

@@ -59,6 +59,9 @@ struct Thread {
     long barriers = 0, warp_barriers = 0, group_barriers = 0, cluster_barriers = 0;
     std::vector<std::vector<Copy>> groups;
     std::vector<Copy> open;
+    std::vector<unsigned> hidden;  // rows in shared memory that copies do not see yet
+    std::vector<std::vector<std::function<void()>>> store_groups;
+    std::vector<std::function<void()>> open_stores;
 };
 
 struct Range {

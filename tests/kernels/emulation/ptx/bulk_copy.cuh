@@ -1,4 +1,5 @@
-// kernels_src/ptx/bulk_copy.cuh on a CPU. A tensor map is what a test says it is.
+// kernels_src/ptx/bulk_copy.cuh on a CPU. A tensor map is what a test says it is. A copy from shared memory reads it when
+// somebody waits until it has, so one that is overwritten too early shows.
 #pragma once
 #include "ptx/mbarrier.cuh"
 
@@ -47,6 +48,49 @@ inline void tensor_load_multicast(u32 to, const TensorMap* map, i32 x, i32 row, 
 
 inline void tensor_load(u32 to, const TensorMap* map, i32 x, i32 y, i32 z, u32 barrier) {
     tensor_load_multicast(to, map, x, y, z, barrier, (u16)(1 << emulation::block_of_cluster()));
+}
+
+inline void tensor_store(const TensorMap* map, i32 column, i32 row, i32 z, u32 from) {
+    emulation::maybe_yield();
+    if (from % 1024 != 0) emulation::fail("swizzled tile at an address that is no multiple of 1024");
+    const TensorMap m = *map;
+    if (m.first == nullptr || m.box_chunks != 0 || z != 0) emulation::fail("no map, or a box of the other one");
+    const int first = emulation::block_of_cluster() * emulation::block_threads;
+    for (int i = first; i < first + emulation::block_threads; ++i) {
+        for (const unsigned at : emulation::threads[i].hidden) {
+            if (at >= from && at < from + m.box_rows * 128) emulation::fail("copies what was not shown to it");
+        }
+    }
+    const unsigned char* const tile = emulation::own_memory() + from;
+    emulation::threads[emulation::current].open_stores.push_back([=] {
+        for (u32 r = 0; r < m.box_rows && row + r < m.rows; ++r) {
+            for (u32 c = 0; c < 64 && column + c < m.columns; ++c) {
+                u16* const to = const_cast<u16*>(m.first) + (row + r) * m.pitch + column + c;
+                std::memcpy(to, tile + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, 2);
+            }
+        }
+    });
+}
+
+inline void show_to_copies() {
+    emulation::maybe_yield();
+    emulation::threads[emulation::current].hidden.clear();
+}
+
+inline void commit_stores() {
+    emulation::Thread& thread = emulation::threads[emulation::current];
+    thread.store_groups.push_back(std::move(thread.open_stores));
+    thread.open_stores.clear();
+}
+
+template <u32 LEFT>
+inline void wait_until_read() {
+    emulation::maybe_yield();
+    auto& groups = emulation::threads[emulation::current].store_groups;
+    while (groups.size() > LEFT) {
+        for (const auto& store : groups.front()) store();
+        groups.erase(groups.begin());
+    }
 }
 
 inline void tensor_map_prefetch(const TensorMap*) {}

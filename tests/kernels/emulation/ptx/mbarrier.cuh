@@ -42,6 +42,8 @@ inline void add_copy(u32 barrier, u32 to, u32 bytes, std::function<void()> land,
 
 // To be called by each thread at its end.
 inline void check_end_of_block() {
+    const Thread& thread = threads[current];
+    if (!thread.store_groups.empty() || !thread.open_stores.empty()) fail("ends before copies have read its memory");
     if (!is_over(block_of_cluster(), current)) return;
     for (const auto& [address, barrier] : barriers[block_of_cluster()]) {
         if (!barrier.copies.empty()) fail("the block ends with copies on their way to it");
