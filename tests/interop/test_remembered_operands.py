@@ -46,7 +46,9 @@ class Launches:
 
     def launchKernel(self, function: int, *rest: int) -> None:
         arguments = ctypes.c_void_p.from_address(rest[-2]).value
-        self.done.append((self.names[function], self.device, rest[-3], ctypes.string_at(arguments or 0, HOPPER_ARGUMENTS.nbytes)))
+        self.done.append(
+            (self.names[function], self.device, rest[-3], ctypes.string_at(arguments or 0, HOPPER_ARGUMENTS.nbytes))
+        )
 
     def getDevice(self) -> int:
         return self.device

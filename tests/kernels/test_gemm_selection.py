@@ -134,12 +134,12 @@ def test_the_choice_is_the_cheapest_candidate():
 
 
 @pytest.mark.parametrize(
-    "m, n, k, warps, pieces",  # fastest when measured
-    [(16, 28672, 8192, 4, 2), (16, 8192, 28672, 16, 1), (16, 8192, 8192, 16, 1), (32, 4096, 4096, 8, 1)],
+    "m, n, k, warps, pieces, splits",  # fastest when measured
+    [(16, 28672, 8192, 4, 2, 1), (16, 8192, 28672, 4, 1, 2), (16, 8192, 8192, 16, 1, 1), (32, 4096, 4096, 8, 1, 1)],
 )
-def test_the_estimate_finds_what_was_measured_fastest(m, n, k, warps, pieces):
+def test_the_estimate_finds_what_was_measured_fastest(m, n, k, warps, pieces, splits):
     choice = choose(product(H200, m, n, k), "portable")
-    assert (choice.tile.warps_n * choice.tile.warps_k, choice.tile.pieces, choice.splits) == (warps, pieces, 1)
+    assert (choice.tile.warps_n * choice.tile.warps_k, choice.tile.pieces, choice.splits) == (warps, pieces, splits)
 
 
 @pytest.mark.parametrize(
