@@ -16,6 +16,7 @@ SMALLEST_STEP = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-14
 WHOLE_RANGE = (0x00, 0x7F)  # of scale bytes: zero, subnormal, normal, the largest; the end is exclusive
 KINDS = ("float16", "bfloat16", "nvfp4")
 PLAIN, PREPACKED = "plain", "prepacked"
+GUARD_BYTES = 1 << 16  # before and behind a result
 # (kernel asked for, form of b): what this device has. The Hopper kernels read prepacked weights.
 EVERYWHERE = (("reference", PLAIN), ("portable", PLAIN), ("portable", PREPACKED))
 HOPPER_KERNELS = ("decode", "small", "prefill")
@@ -165,12 +166,19 @@ def plan_of_tile(a, b, tile):
 
 
 def check_tile(what, a, b, tile, out_dtype="float32"):
+    import ml_dtypes
+
     from fp4rt.cuda.gemm.matmul import launch
 
     plan, left, weight = plan_of_tile(a, b, tile)
-    out = cupy().full((a.values.shape[0], b.values.shape[0]), np.nan, out_dtype)
+    dtype = np.dtype(ml_dtypes.bfloat16 if out_dtype == "bfloat16" else out_dtype)
+    shape = a.values.shape[0], b.values.shape[0]
+    memory = cupy().full(2 * GUARD_BYTES + dtype.itemsize * shape[0] * shape[1], 0xFF, np.uint8)  # NaN in every type
+    out = memory[GUARD_BYTES:-GUARD_BYTES].view(dtype).reshape(shape)
     launch(plan, left, weight, out_dtype, None, None, out.data.ptr, 0)
     assert_close(f"{what} {tile} {out_dtype}", out, *expected(a, b), out_dtype)
+    for side in (memory[:GUARD_BYTES], memory[-GUARD_BYTES:]):
+        assert bool((side == 0xFF).all()), f"{what} {tile} {out_dtype}: writes outside of the result"
 
 
 def expected(a, b, alpha=None, bias=None):

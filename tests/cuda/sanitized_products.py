@@ -32,7 +32,8 @@ def main() -> None:
 def hopper_tiles(cases, rng) -> int:
     """Forms that selection does not take for such small products: clusters of every kind, tiles of several workers.
 
-    k with and without a chunk that is not whole; and more pieces of work than multiprocessors.
+    k with and without a chunk that is not whole; results that leave as they lie and transposed; and more pieces of work
+    than multiprocessors.
     """
     from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, SmallTile
 
@@ -55,12 +56,14 @@ def hopper_tiles(cases, rng) -> int:
         (SmallTile(5, 4, 1, 3, 1, 1, 1, 4), 37),
         (PrefillTile(32, 1, 8, 4, 2, 2), 300),
     )
-    products = [(tile, m, 500, k) for tile, m in tiles for k in (1104, 1088)]
-    products += [(tile, m, 8600 if m < 300 else 2200, k) for tile, m in many_pieces for k in (336, 320)]
-    weights = {(n, k): cases.quantized(rng, n, k) for n, k in {product[2:] for product in products}}
-    for tile, m, n, k in products:
+    products = [(tile, m, *rest) for tile, m in tiles for rest in ((500, 1104, "float32"), (504, 1088, "bfloat16"))]
+    for tile, m in many_pieces:
+        products += [(tile, m, 8600 if m < 300 else 2200, *rest) for rest in ((336, "float32"), (320, "bfloat16"))]
+    weights = {(n, k): cases.quantized(rng, n, k) for n, k in {product[2:4] for product in products}}
+    for tile, m, n, k, out_dtype in products:
         for kind in ("bfloat16", "nvfp4"):
-            cases.check_tile(f"{kind} m={m} n={n} k={k}", cases.activations(rng, m, k, kind), weights[n, k], tile)
+            a = cases.activations(rng, m, k, kind)
+            cases.check_tile(f"{kind} m={m} n={n} k={k}", a, weights[n, k], tile, out_dtype)
     return 2 * len(products)
 
 
