@@ -5,10 +5,12 @@ on one H200 with weights of 4096 x 4096. At 512 tokens: 28.6 us behind the pass,
 and 27.4 with bf16 activations; 40 where eight warps of each block decode beside the products; and where four decode the
 first chunks and the others cost nothing, no less than behind the pass. At 1024: 48.8 us, and 47.3 were the pass an
 eighth of itself. Hiding the rest, each activation decoded once and handed over by flags in the order in which products
-need it, was tried in two places. By two idle warps of each block: 48.0 to 48.6, 1 % less at 2048, and with few rows
+need it, was tried in three places. By two idle warps of each block: 48.0 to 48.6, 1 % less at 2048, and with few rows
 half as long again, since an instruction beside wgmma takes some six cycles. By the 4 multiprocessors that the product
-leaves free: they decode 11 elements a ns each, and 25 are wanted. A pass of half as many instructions is no faster: it
-writes as fast as what L2 holds can leave it.
+leaves free: they decode 11 elements a ns each, and 25 are wanted. By all blocks before they multiply, each beginning
+with the columns that it decoded itself: products begin 1 us sooner, and wait 3 us for the columns of others, which are
+no sooner in L2 than behind a pass: 51.6. A pass of half as many instructions, or one that fetches the first weights for
+the product, is no faster: it writes as fast as what L2 holds can leave it.
 """
 
 from __future__ import annotations
