@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -27,7 +28,7 @@ def in_new_process(code: str, **environment: str) -> str:
 
 DIGEST = """
 import hashlib, numpy, fp4rt
-x = numpy.random.default_rng(0).standard_normal((513, 1000)).astype(numpy.float16)
+x = numpy.random.default_rng(0).standard_normal((2049, 1000)).astype(numpy.float16)
 q = fp4rt.quantize(x, padded_n=1008)
 e = fp4rt.quantization_error(x, q)
 parts = [q.data, q.scales, q.global_scale, q.dequantize(), q.relayout("8x4").scales]
@@ -58,7 +59,7 @@ def test_an_impossible_number_of_threads_is_named(value: str, monkeypatch: pytes
 
 def test_many_callers_at_once_each_get_their_own_result() -> None:
     rng = np.random.default_rng(1)
-    inputs = [rng.standard_normal((64 + i, 256)).astype(np.float16) for i in range(24)]
+    inputs = [rng.standard_normal((1100 + i, 1008)).astype(np.float16) for i in range(24)]
     wanted = [fp4rt.quantize(x) for x in inputs]
     with ThreadPoolExecutor(8) as callers:
         for _ in range(4):
@@ -91,12 +92,85 @@ def test_ranges_cover_all_rows_once_and_in_order() -> None:
     assert threads.map_rows(lambda first, end: end, 0, 16) == []
 
 
+OF_X86_64 = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
+)
+
+
+@OF_X86_64
+def test_the_caller_does_its_part_itself() -> None:
+    def thread(first: int, end: int) -> int:
+        return threading.get_ident()
+
+    assert threads.map_rows(thread, 5, 16) == [threading.get_ident()]
+    first, *others = threads.map_rows(thread, 1000, 1 << 20)
+    assert first == threading.get_ident()
+    assert threading.get_ident() not in others
+    assert threads.on_thread(threading.get_ident) == threading.get_ident()
+
+
+@OF_X86_64
+@pytest.mark.parametrize(
+    ("place", "changed"),
+    [
+        ("mxcsr", 0x8000),  # results are flushed
+        ("mxcsr", 0x0040),  # subnormals are taken for zero
+        ("mxcsr", 0x2000),  # rounds down
+        ("mxcsr", 0x4000),  # rounds up
+        ("mxcsr", 0x0080),  # traps
+        ("x87", 0x0400),
+        ("x87", 0x0100),  # fewer bits
+        ("x87", 0x0001),
+    ],
+)
+def test_a_caller_in_another_mode_does_none(place: str, changed: int) -> None:
+    where = "28:32" if place == "mxcsr" else "0:2"
+    code = f"""
+import ctypes, threading
+from fp4rt.cpu import threads
+
+def is_own(first=0, end=0):
+    return threading.get_ident() == own
+
+own, libc, environment = threading.get_ident(), ctypes.CDLL(None), ctypes.create_string_buffer(32)
+libc.fegetenv(environment)
+before = threads.map_rows(is_own, 5, 16)
+control = environment.raw[{where}]
+environment[{where}] = (int.from_bytes(control, "little") ^ {changed}).to_bytes(len(control), "little")
+libc.fesetenv(environment)
+after = threads.map_rows(is_own, 5, 16), threads.on_thread(is_own), any(threads.map_rows(is_own, 1000, 1 << 20))
+print(before, after)
+"""
+    assert in_new_process(code).strip() == "[True] ([False], False, False)"
+
+
+def test_however_rows_are_divided_the_bits_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(2).standard_normal((150, 80)).astype(np.float16)
+    w = np.random.default_rng(3).standard_normal((37, 80)).astype(np.float16)
+
+    def everything() -> list[np.ndarray]:
+        found = [fp4rt.global_scale(x)]
+        for layout in ("linear", "128x4", "8x4"):
+            q, b = fp4rt.quantize(x, layout=layout, padded_n=96), fp4rt.quantize(w, 3.0, layout=layout)
+            found += [q.data, q.scales, q.global_scale, q.dequantize("float32"), q.relayout("linear").scales]
+            found += [fp4rt.matmul(x, b), fp4rt.matmul(q, fp4rt.prepack(b), out_dtype="float32")]
+            found.append(np.float64(fp4rt.quantization_error(x, q).sqnr_db))
+        return found
+
+    whole = everything()
+    monkeypatch.setattr(threads, "SMALLEST_PART", 1)
+    monkeypatch.setattr(threads, "thread_count", lambda: 3)
+    assert len(threads.map_rows(lambda first, end: None, 150, 80)) == 12
+    for got, want in zip(everything(), whole, strict=True):
+        assert_same_bits(got, want, "divided")
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_a_forked_child_has_threads_of_its_own() -> None:
     code = """
 import os, warnings, numpy, fp4rt
 warnings.simplefilter("ignore")  # newer Pythons warn about forking a threaded process; that is the point here
-x = numpy.ones((300, 512), numpy.float16)
+x = numpy.ones((2000, 512), numpy.float16)
 before = fp4rt.quantize(x, 1.0)
 child = os.fork()
 if child == 0:
@@ -132,9 +206,7 @@ def test_work_goes_on_when_the_main_thread_has_ended() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
-)
+@OF_X86_64
 def test_a_caller_that_works_itself_keeps_its_own_floating_point() -> None:
     code = f"""
 import numpy, fp4rt
@@ -165,9 +237,7 @@ print(fp4rt.quantize(numpy.full((1, 16), 2.0**-24, numpy.float16)).dequantize("f
 """
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
-)
+@OF_X86_64
 @pytest.mark.parametrize("first_call", ["", "fp4rt.quantize(numpy.ones((1, 16), numpy.float32))\n"], ids=["new", "old"])
 def test_a_caller_that_flushes_subnormals_changes_no_bit(first_call: str) -> None:
     """As torch.set_flush_denormal(True), and anything linked with -ffast-math, does to its caller's thread."""
