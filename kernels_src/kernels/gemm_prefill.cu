@@ -15,9 +15,9 @@
 //                   [ROW_GROUPS][OUT_STAGES][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
-// (a multiple of 4, <= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE, K_TAIL, RASTER_TOKENS,
-// CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and where things lie in shared memory:
-// WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
+// (a multiple of 4, <= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE,
+// K_TAIL, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and
+// where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"

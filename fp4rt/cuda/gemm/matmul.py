@@ -39,7 +39,7 @@ HOPPER_ARGUMENTS = argument_struct("block/prepacked_arguments.cuh", "PrepackedGe
 DTYPE_INDEX = {dtype: index for index, dtype in enumerate(INPUT_DTYPES)}
 FINISH = KernelSpec("kernels/gemm_finish.cu", "gemm_finish")
 FINISH_THREADS = 256
-RESULT_UNIT = 8  # results of a row that a prefill tile's map of them takes whole
+RESULT_UNIT = POINTER_ALIGNMENT // 2  # rows of so many results of two bytes have a pitch that a map can have
 NO_SHARING = TileSharing(0, 0, 0, 0, 0, 0.0)
 MOST_PLANS = 4096
 

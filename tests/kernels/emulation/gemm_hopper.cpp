@@ -21,8 +21,8 @@ constexpr int GUARD = 0xA5;
 
 // `order` numbers the blocks of a grid of `columns` in x; each has `shared_bytes` of shared memory.
 extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch,
-                    u32 box_rows, u32 box_chunks, u32 result_rows, u32 dependent, u32 whole_tiles, float* shared_sums, u32* arrivals, u32 sharers,
-                    u32 piece_groups, u32 shared_bytes) {
+                    u32 box_rows, u32 box_chunks, u32 result_rows, u32 dependent, u32 whole_tiles, float* shared_sums,
+                    u32* arrivals, u32 sharers, u32 piece_groups, u32 shared_bytes) {
     const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, box_chunks},
                                          {result_rows == 0 ? nullptr : (u16*)gemm->out, (u64)gemm->m, (u64)gemm->n,
                                           (u64)gemm->n, result_rows, 0},
