@@ -32,6 +32,7 @@ from fp4rt.format import E2M1, R6
 from fp4rt.layout import LAYOUTS
 
 SHAPES = ((4096, 4096), (4096, 14336), (8192, 8192))
+SMALL, SMALL_REPEATS = (128, 384), 500  # a short text in a small model; what a call costs beside its work
 DTYPES: dict[str, Any] = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 GLOBAL_SCALE = np.float32(512)
 TORCH = "eager PyTorch"
@@ -157,13 +158,23 @@ def other_rows(m: int, n: int, repeats: int) -> Iterator[Row]:
     yield measure(f"relayout {m} x {n} linear to 128x4", m * n, partial(q.relayout, "128x4"), repeats)
     yield measure(f"global scale {m} x {n} bfloat16", m * n, partial(fp4rt.global_scale, x), repeats)
     yield measure(f"error report {m} x {n} bfloat16", m * n, partial(fp4rt.quantization_error, x, q), repeats)
-    weight, activations = as_torch(x), as_torch(x[:64])
-    beside, _ = timing(time_host(lambda: activations @ weight.T, max(3, repeats // 4), 1))
-    case, job = f"matmul 64 x {m} x {n}, rate in weights", partial(fp4rt.matmul, x[:64], q)
-    yield measure(case, m * n, job, repeats, beside, DENSE)
+    yield product_row(x[:64], x, repeats)
     widened, layout = reference.widen(x.view(np.uint16), "bfloat16"), LAYOUTS["128x4"]
     job = partial(reference.quantize, widened, GLOBAL_SCALE, layout, n)
     yield measure(f"numpy reference quantize {m} x {n}", m * n, job, 1)
+
+
+def product_row(a: np.ndarray, b: np.ndarray, repeats: int) -> Row:
+    """a (m, k) times quantized b (n, k)."""
+    weight, activations = as_torch(b), as_torch(a)
+    beside, _ = timing(time_host(lambda: activations @ weight.T, max(3, repeats // 4), 1))
+    case = f"matmul {len(a)} x {len(b)} x {b.shape[1]}, rate in weights"
+    return measure(case, b.size, partial(fp4rt.matmul, a, fp4rt.quantize(b)), repeats, beside, DENSE)
+
+
+def small_rows() -> Iterator[Row]:
+    yield from quantize_rows(*SMALL, "bfloat16", ["128x4"], SMALL_REPEATS)
+    yield product_row(matrix(*SMALL, "bfloat16")[:8], matrix(SMALL[1], SMALL[1], "bfloat16"), SMALL_REPEATS)
 
 
 def resident_bytes(key: str) -> int:
@@ -230,6 +241,7 @@ def main() -> None:
         for dtype in DTYPES:
             keep(quantize_rows(m, n, dtype, ["128x4", "linear", "8x4"] if (m, n) == SHAPES[0] else ["128x4"], repeats))
     keep(other_rows(*SHAPES[0], repeats))
+    keep(small_rows())
     keep(memory_rows(8192, 8192))
     if not arguments.no_write:
         print(write_rows("cpu_quantize", rows))
