@@ -22,6 +22,7 @@ import os
 import platform
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
@@ -102,6 +103,8 @@ def _work(jobs: SimpleQueue[Job]) -> None:
 
 def _finish(job: Job) -> None:
     future, function, arguments = job
+    if not future.set_running_or_notify_cancel():
+        return
     try:
         future.set_result(function(*arguments))
     except BaseException as error:
@@ -163,19 +166,42 @@ def on_thread(function: Callable[[], Result]) -> Result:
 def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) -> list[Result]:
     """``function(first, end)`` over ranges that cover ``rows`` rows of ``columns`` elements; results in order.
 
+    At most :func:`thread_count` threads work on it, each at one range after the other; the caller's is one of them.
     An exception in one range is raised after all have ended, so that nothing writes behind the caller's back.
     """
     if rows == 0:
         return []
     parts = max(1, min(rows, thread_count() * PARTS_PER_THREAD, rows * columns // SMALLEST_PART))
-    ranges = list(itertools.pairwise(rows * part // parts for part in range(parts + 1)))
+    bounds = [rows * part // parts for part in range(parts + 1)]
+    left = deque(enumerate(itertools.pairwise(bounds)))
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+
+    def work() -> None:
+        while left:
+            try:
+                part, (first, end) = left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                results[part] = function(first, end)
+            except BaseException as error:
+                errors[part] = error
+                if not isinstance(error, Exception):  # Ctrl-C
+                    left.clear()
+
     here = _has_default_floating_point()
-    futures = [_submit(function, *each) for each in (ranges[1:] if here else ranges)]
-    if here:  # the caller works too
-        futures.insert(0, Future())
-        _finish((futures[0], function, ranges[0]))
-    errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
-            raise error
-    return [future.result() for future in futures]
+    others = [_submit(work) for _ in range(min(parts, thread_count()) - here)]
+    try:
+        if here:
+            work()
+    finally:
+        for other in others:
+            if not (here and other.cancel()):  # with work left, or under way
+                other.result()
+    try:
+        if errors:
+            raise errors[min(errors)]
+    finally:
+        errors.clear()  # each holds the frames that hold them
+    return [results[part] for part in range(parts)]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import platform
 import subprocess
 import sys
 import threading
+import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -16,6 +20,10 @@ import pytest
 import fp4rt
 from fp4rt.cpu import threads
 from tests.cpu.comparison import assert_same_bits, assert_same_tensor
+
+OF_X86_64 = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
+)
 
 
 def in_new_process(code: str, **environment: str) -> str:
@@ -83,6 +91,77 @@ def test_an_error_in_one_range_is_raised_after_all_ranges_have_ended() -> None:
     assert max(ended) == 1000
 
 
+def test_an_error_holds_no_array_when_it_has_been_seen_to() -> None:
+    gc.disable()
+    try:
+        for rows, columns in ((5, 16), (1000, 1 << 20)):  # one range, and several
+            array = np.zeros(10)
+            held = weakref.ref(array)
+
+            def run(first: int, end: int, array: np.ndarray = array) -> None:
+                raise RuntimeError(f"planted beside {array.size}")
+
+            with contextlib.suppress(RuntimeError):
+                threads.map_rows(run, rows, columns)
+            del run, array
+            end_of_patience = time.monotonic() + 10  # a thread may be about to put its part down
+            while held() is not None and time.monotonic() < end_of_patience:
+                time.sleep(0.001)
+            assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_an_interrupt_ends_the_work() -> None:
+    begun = []
+
+    def run(first: int, end: int) -> None:
+        begun.append(first)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.map_rows(run, 1000, 1 << 20)
+    assert len(begun) <= threads.thread_count()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_no_more_threads_work_than_were_asked_for(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "thread_count", lambda: count)
+    lock, working, most = threading.Lock(), set[int](), [0]
+
+    def run(first: int, end: int) -> None:
+        with lock:
+            working.add(threading.get_ident())
+            most[0] = max(most[0], len(working))
+        time.sleep(0.005)
+        with lock:
+            working.discard(threading.get_ident())
+
+    threads.map_rows(run, 1000, 1 << 20)
+    assert most[0] <= count
+
+
+@OF_X86_64
+def test_a_caller_waits_for_no_work_but_its_own() -> None:
+    """Where all threads are busy for others it does the whole of it."""
+    release, busy = threading.Event(), threading.Semaphore(0)
+
+    def hold() -> None:
+        busy.release()
+        release.wait(60)
+
+    held = [threads._submit(hold) for _ in range(threads.thread_count())]
+    for _ in held:
+        busy.acquire()
+    try:
+        found = threads.map_rows(lambda first, end: threading.get_ident(), 1000, 1 << 20)
+        assert set(found) == {threading.get_ident()}
+    finally:
+        release.set()
+    for each in held:
+        each.result()
+
+
 def test_ranges_cover_all_rows_once_and_in_order() -> None:
     for rows in (1, 2, 3, 127, 1000):
         ranges = threads.map_rows(lambda first, end: (first, end), rows, 1 << 16)
@@ -92,20 +171,13 @@ def test_ranges_cover_all_rows_once_and_in_order() -> None:
     assert threads.map_rows(lambda first, end: end, 0, 16) == []
 
 
-OF_X86_64 = pytest.mark.skipif(
-    sys.platform != "linux" or platform.machine() != "x86_64", reason="needs the floating-point environment of x86-64"
-)
-
-
 @OF_X86_64
 def test_the_caller_does_its_part_itself() -> None:
     def thread(first: int, end: int) -> int:
         return threading.get_ident()
 
     assert threads.map_rows(thread, 5, 16) == [threading.get_ident()]
-    first, *others = threads.map_rows(thread, 1000, 1 << 20)
-    assert first == threading.get_ident()
-    assert threading.get_ident() not in others
+    assert threading.get_ident() in threads.map_rows(thread, 1000, 1 << 20)
     assert threads.on_thread(threading.get_ident) == threading.get_ident()
 
 
