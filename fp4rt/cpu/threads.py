@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fp4rt.errors import Fp4rtError
 
@@ -64,27 +64,27 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
-Job = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+Job = tuple[Future[Any], Callable[[], Any]]
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal's handler may come back while threads are started
 _jobs: SimpleQueue[Job] | None = None  # guarded by _lock; None while no thread waits for jobs
 
 
-def _submit(function: Callable[..., Result], *arguments: Any) -> Future[Result]:
-    """``function(*arguments)`` on one of the threads, soon."""
-    future: Future[Result] = Future()
+def _hand_over(future: Future[Result], function: Callable[[], Result]) -> None:
+    """``function()`` on one of the threads, soon, unless ``future`` is cancelled before."""
     jobs = _started()
     if jobs is not None:
-        jobs.put((future, function, arguments))
+        jobs.put((future, function))
     else:
         with _default_floating_point():
-            _finish((future, function, arguments))
-    return future
+            _finish((future, function))
 
 
 def _started() -> SimpleQueue[Job] | None:
     """The jobs that threads wait for; None where none can be started: the interpreter ends, or the system refuses."""
     global _jobs
+    if sys.is_finalizing():  # those that there were have stopped
+        return None
     with _lock:
         if _jobs is None:
             jobs: SimpleQueue[Job] = SimpleQueue()
@@ -102,11 +102,11 @@ def _work(jobs: SimpleQueue[Job]) -> None:
 
 
 def _finish(job: Job) -> None:
-    future, function, arguments = job
+    future, function = job
     if not future.set_running_or_notify_cancel():
         return
     try:
-        future.set_result(function(*arguments))
+        future.set_result(function())
     except BaseException as error:
         future.set_exception(error)
         del job, future  # the error holds this frame: they would hold each other
@@ -115,7 +115,7 @@ def _finish(job: Job) -> None:
 def _forget_threads() -> None:
     """A forked child has the jobs but not the threads; the lock may have been held by another thread."""
     global _jobs, _lock
-    _jobs, _lock = None, threading.Lock()
+    _jobs, _lock = None, threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -160,48 +160,85 @@ def _default_floating_point() -> Iterator[None]:
 
 def on_thread(function: Callable[[], Result]) -> Result:
     """``function()`` on one of the threads, or here where it comes to the same."""
-    return function() if _has_default_floating_point() else _submit(function).result()
+    if _has_default_floating_point():
+        return function()
+    future: Future[Result] = Future()
+    _hand_over(future, function)
+    return future.result()
+
+
+class _Ranges(Generic[Result]):
+    """Ranges of rows that several threads work off, each one after the other."""
+
+    def __init__(self, function: Callable[[int, int], Result], bounds: list[int]) -> None:
+        self.function: Callable[[int, int], Result] | None = function
+        self.left = deque(enumerate(itertools.pairwise(bounds)))
+        self.results: dict[int, Result] = {}
+        self.errors: dict[int, BaseException] = {}
+
+    def work(self) -> None:
+        """Take ranges until none is left."""
+        function = self.function
+        while self.left and function is not None:
+            try:
+                part, (first, end) = self.left.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                self.results[part] = function(first, end)
+            except BaseException as error:
+                self.errors[part] = error
+                if not isinstance(error, Exception):  # Ctrl-C
+                    self.left.clear()
+
+    def outcome(self) -> list[Result]:
+        """The results in order.
+
+        Raises:
+            BaseException: the first one's of those that were raised, but what ends a program before others.
+        """
+        errors = self.errors
+        if errors:
+            raise errors[min(errors, key=lambda part: (isinstance(errors[part], Exception), part))]
+        return [result for _, result in sorted(self.results.items(), key=lambda item: item[0])]
+
+    def forget(self) -> None:
+        """Hold nothing: an error holds the frames that hold it, and a thread may yet have a cancelled job to see."""
+        self.function = None
+        self.left.clear()
+        self.results.clear()
+        self.errors.clear()
+
+
+def _wait_for(others: list[Future[None]], cancel: bool) -> None:
+    for other in others:
+        if not (cancel and other.cancel()):
+            other.result()
 
 
 def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) -> list[Result]:
     """``function(first, end)`` over ranges that cover ``rows`` rows of ``columns`` elements; results in order.
 
-    At most :func:`thread_count` threads work on it, each at one range after the other; the caller's is one of them.
-    An exception in one range is raised after all have ended, so that nothing writes behind the caller's back.
+    At most :func:`thread_count` threads work on it, of which the caller's is one. An exception in one range is raised
+    after all have ended, and Ctrl-C when those that had begun have, so that nothing writes behind the caller's back.
     """
     if rows == 0:
         return []
     parts = max(1, min(rows, thread_count() * PARTS_PER_THREAD, rows * columns // SMALLEST_PART))
-    bounds = [rows * part // parts for part in range(parts + 1)]
-    left = deque(enumerate(itertools.pairwise(bounds)))
-    results: dict[int, Result] = {}
-    errors: dict[int, BaseException] = {}
-
-    def work() -> None:
-        while left:
-            try:
-                part, (first, end) = left.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                results[part] = function(first, end)
-            except BaseException as error:
-                errors[part] = error
-                if not isinstance(error, Exception):  # Ctrl-C
-                    left.clear()
-
+    ranges = _Ranges(function, [rows * part // parts for part in range(parts + 1)])
     here = _has_default_floating_point()
-    others = [_submit(work) for _ in range(min(parts, thread_count()) - here)]
+    others: list[Future[None]] = [Future() for _ in range(min(parts, thread_count()) - here)]
     try:
-        if here:
-            work()
+        try:
+            for other in others:
+                _hand_over(other, ranges.work)
+            if here:
+                ranges.work()
+            _wait_for(others, cancel=here)  # when the caller has found none left, those not begun are not needed
+        except BaseException:
+            ranges.left.clear()
+            _wait_for(others, cancel=True)
+            raise
+        return ranges.outcome()
     finally:
-        for other in others:
-            if not (here and other.cancel()):  # with work left, or under way
-                other.result()
-    try:
-        if errors:
-            raise errors[min(errors)]
-    finally:
-        errors.clear()  # each holds the frames that hold them
-    return [results[part] for part in range(parts)]
+        ranges.forget()

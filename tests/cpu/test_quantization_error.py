@@ -108,3 +108,11 @@ def test_a_strided_source_is_read_as_it_lies() -> None:
     q = fp4rt.quantize(x, padded_n=48)
     got, wanted = fp4rt.quantization_error(x, q), fp4rt.quantization_error(np.ascontiguousarray(x), q)
     assert (got.noise_power, got.max_abs_error) == (wanted.noise_power, wanted.max_abs_error)
+
+
+@pytest.mark.parametrize("global_scale", [1e-45, 1e-38, 3e38])
+def test_no_scale_makes_numpy_warn(global_scale: float) -> None:
+    x = np.linspace(-4, 4, 64, dtype=np.float32).reshape(2, 32)
+    with np.errstate(all="raise"):
+        q = fp4rt.quantize(x, global_scale)
+        fp4rt.quantization_error(x, q)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -124,6 +124,48 @@ def test_an_interrupt_ends_the_work() -> None:
     assert len(begun) <= threads.thread_count()
 
 
+@OF_X86_64
+def test_an_interrupt_counts_more_than_an_error_and_comes_after_all_writing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "thread_count", lambda: 3)
+    own, ended = threading.get_ident(), list[int]()
+
+    def run(first: int, end: int) -> None:
+        if threading.get_ident() == own:
+            time.sleep(0.02)
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+        ended.append(first)
+        raise ValueError("planted")
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.map_rows(run, 1000, 1 << 20)
+    written = len(ended)
+    time.sleep(0.15)
+    assert len(ended) == written
+
+
+def test_an_interrupt_of_a_caller_that_waits_comes_after_all_writing() -> None:
+    code = """
+import os, signal, threading, time
+from fp4rt.cpu import threads
+threads._has_default_floating_point = lambda: False
+ended = []
+
+def run(first, end):
+    time.sleep(0.2)
+    ended.append(first)
+
+threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    threads.map_rows(run, 1000, 1 << 20)
+except KeyboardInterrupt:
+    written = len(ended)
+    time.sleep(0.5)
+    print(written == len(ended) <= threads.thread_count())
+"""
+    assert in_new_process(code).strip() == "True"
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_no_more_threads_work_than_were_asked_for(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "thread_count", lambda: count)
@@ -150,12 +192,18 @@ def test_a_caller_waits_for_no_work_but_its_own() -> None:
         busy.release()
         release.wait(60)
 
-    held = [threads._submit(hold) for _ in range(threads.thread_count())]
+    held: list[Future[None]] = [Future() for _ in range(threads.thread_count())]
+    for each in held:
+        threads._hand_over(each, hold)
     for _ in held:
         busy.acquire()
     try:
-        found = threads.map_rows(lambda first, end: threading.get_ident(), 1000, 1 << 20)
+        array = np.zeros(10)
+        kept = weakref.ref(array)
+        found = threads.map_rows(lambda first, end, array=array: threading.get_ident(), 1000, 1 << 20)
         assert set(found) == {threading.get_ident()}
+        del array
+        assert kept() is None, "a job that nobody needs holds arrays"
     finally:
         release.set()
     for each in held:
