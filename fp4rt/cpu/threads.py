@@ -229,16 +229,16 @@ def map_rows(function: Callable[[int, int], Result], rows: int, columns: int) ->
     here = _has_default_floating_point()
     others: list[Future[None]] = [Future() for _ in range(min(parts, thread_count()) - here)]
     try:
-        try:
-            for other in others:
-                _hand_over(other, ranges.work)
-            if here:
-                ranges.work()
-            _wait_for(others, cancel=here)  # when the caller has found none left, those not begun are not needed
-        except BaseException:
-            ranges.left.clear()
-            _wait_for(others, cancel=True)
-            raise
+        for other in others:
+            _hand_over(other, ranges.work)
+        if here:
+            ranges.work()
+        _wait_for(others, cancel=here)  # when the caller has found none left, those not begun are not needed
+    except BaseException:
+        ranges.left.clear()
+        _wait_for(others, cancel=True)
+        raise
+    else:
         return ranges.outcome()
     finally:
         ranges.forget()
