@@ -17,8 +17,8 @@ struct Piece {
 
 // scale / global_scale without a division, for an ordinary global scale.
 //
-// q = RN(scale * RN(1 / global_scale)) is off by at most an ulp; the remainder scale - q * global_scale is exact, and
-// adding its quotient rounds correctly. The tests do it for every mantissa of both.
+// q = RN(scale * RN(1 / global_scale)) is off by at most an ulp; the excess q * global_scale - scale is exact, and
+// taking off its quotient rounds correctly, -0 included. The tests do it for every mantissa of both.
 struct OrdinaryDivider {
     float divisor, inverse;
 
@@ -27,7 +27,7 @@ struct OrdinaryDivider {
 
     __device__ __forceinline__ float quotient(float scale) const {
         const float q = scale * inverse;
-        return fused_multiply_add(fused_multiply_add(-q, divisor, scale), inverse, q);
+        return fused_multiply_add(-fused_multiply_add(q, divisor, -scale), inverse, q);
     }
 };
 
@@ -36,6 +36,17 @@ template <int TYPE>
 __device__ __forceinline__ void pairs_of_units(u32 codes, u32 (&pair)[4]) {
     if (Piece<TYPE>::ELEMENTS == 4) codes = (codes & 0xFFu) | (codes << 8 & 0xFF0000u);  // decode pairs codes j, j + 4
     Float16Pairs::decode(codes, pair);
+}
+
+// Numbers to words in memory order.
+template <int TYPE, u32 COUNT>
+__device__ __forceinline__ void round_numbers(const float (&value)[COUNT], u32* word) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; ++i) {
+        if (TYPE == FLOAT32) word[i] = bits_of(value[i]);
+        if (TYPE == FLOAT16 && i % 2) word[i / 2] = f16x2_from_floats(value[i - 1], value[i]);
+        if (TYPE == BFLOAT16 && i % 2) word[i / 2] = bf16x2_from_floats(value[i - 1], value[i]);
+    }
 }
 
 // Pairs of fp16 numbers times `factor`, rounded to fp32 and then to the type: words in memory order.
@@ -48,12 +59,7 @@ __device__ __forceinline__ void scale_pairs(const u32 (&pair)[4], float factor, 
         value[j] = float_from_low_f16(pair[j]) * factor;
         value[j + ELEMENTS / 2] = float_from_high_f16(pair[j]) * factor;
     }
-#pragma unroll
-    for (u32 i = 0; i < ELEMENTS; ++i) {
-        if (TYPE == FLOAT32) word[i] = bits_of(value[i]);
-        if (TYPE == FLOAT16 && i % 2) word[i / 2] = f16x2_from_floats(value[i - 1], value[i]);
-        if (TYPE == BFLOAT16 && i % 2) word[i / 2] = bf16x2_from_floats(value[i - 1], value[i]);
-    }
+    round_numbers<TYPE>(value, word);
 }
 
 // A piece for an ordinary global scale. The divider divides by global_scale * UNIT: a power of two, taken out exactly.
@@ -65,9 +71,9 @@ __device__ __forceinline__ void dequantize_ordinary(u32 codes, float scale, cons
 }
 
 // A piece for any global scale: the quotient may lie at fp32's ends, so the power of two goes to the codes.
+constexpr u32 ONE_OVER_UNIT = 0x74007400u;  // 2^14, as a pair of fp16
 template <int TYPE>
 __device__ __forceinline__ void dequantize_extreme(u32 codes, float scale, float global_scale, u32* word) {
-    constexpr u32 ONE_OVER_UNIT = 0x74007400u;  // 2^14, as a pair of fp16
     u32 pair[4];
     pairs_of_units<TYPE>(codes, pair);
 #pragma unroll

@@ -4,10 +4,9 @@
 //
 // A thread makes PIECES_PER_THREAD pieces of a row, 16 bytes each. Rows are taken in the order in which their scales
 // lie in memory, so that a CTA reads whole sectors of them.
-#include "block/dequantize_block.cuh"
+#include "block/store_piece.cuh"
 #include "kernels/dequantize_arguments.cuh"
 #include "layout/scale_layout.cuh"
-#include "ptx/global_memory.cuh"
 
 #if __CUDA_ARCH__ < 800
 #error "dequantize.cu is built for sm_80 and newer"
@@ -25,42 +24,6 @@ __device__ __forceinline__ u32 load_codes_by_bytes(const u8* from) {
 #pragma unroll
     for (u32 i = 0; i < Result::CODE_BYTES; ++i) codes |= load_1(from + i) << 8 * i;
     return codes;
-}
-
-template <u32 BYTES>
-__device__ __forceinline__ void store_dense(u8* to, const u32* word) {
-#pragma unroll
-    for (u32 i = 0; i < Result::WORDS; i += BYTES < 4 ? 1 : BYTES / 4) {
-        if constexpr (BYTES == 8) store_8(to + 4 * i, word[i], word[i + 1]);
-        if constexpr (BYTES == 4) store_4(to + 4 * i, word[i]);
-        if constexpr (BYTES == 2) {
-            store_2(to + 4 * i, word[i] & 0xFFFFu);
-            store_2(to + 4 * i + 2, word[i] >> 16);
-        }
-    }
-}
-
-// The first `count` numbers of a piece.
-__device__ __forceinline__ void store_numbers(u8* to, const u32* word, u64 count, u32 access_bytes) {
-    if (count >= Result::ELEMENTS && access_bytes == 16) {
-        store_16(to, word);
-    } else if (count >= Result::ELEMENTS && access_bytes == 8) {
-        store_dense<8>(to, word);
-    } else if (count >= Result::ELEMENTS && access_bytes == 4) {
-        store_dense<4>(to, word);
-    } else if (count >= Result::ELEMENTS && Result::ELEMENT_BYTES == 2) {
-        store_dense<2>(to, word);
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < Result::ELEMENTS; ++i) {
-            if (i >= count) break;
-            if (Result::ELEMENT_BYTES == 4) {
-                store_4(to + 4 * i, word[i]);
-            } else {
-                store_2(to + 2 * i, word[i / 2] >> 16 * (i % 2) & 0xFFFFu);
-            }
-        }
-    }
 }
 
 // The row whose scales lie at position `index` of all rows.
@@ -119,7 +82,7 @@ __device__ __forceinline__ void dequantize_any(const DequantizeArguments& a, con
         const float scale = float_from_e4m3(load_1(scales + column_offset(layout, piece >> PIECES_PER_BLOCK_LOG2)));
         u32 word[Result::WORDS];
         dequantize_extreme<OUTPUT>(codes, scale, global_scale, word);
-        store_numbers(y + piece * Result::BYTES, word, a.n - piece * Result::ELEMENTS, a.access_bytes);
+        store_numbers<OUTPUT>(y + piece * Result::BYTES, word, a.n - piece * Result::ELEMENTS, a.access_bytes);
     }
 }
 

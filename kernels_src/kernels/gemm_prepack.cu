@@ -5,6 +5,7 @@
 //   gemm_pack, gemm_unpack       a block of threads is one tile: 16 rows x 256 columns
 //   gemm_write_records           a warp is one row: the blocks that a tile cannot give back exactly, in column order
 //   gemm_restore_records         a thread is one record
+#include "block/prepacked_words.cuh"
 #include "kernels/gemm_prepack.cuh"
 #include "layout/prepacked.cuh"
 #include "layout/scale_layout.cuh"
@@ -145,14 +146,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm_unpack(PrepackArgumen
     const ScaleLayout layout = layout_of(args, across);
 
     const u8* const tile = args.tiles + prepacked_tile_offset(group, row_tile, row_tiles);
-    const uint4 v = *(const uint4*)(tile + prepacked_codes_offset(threadIdx.x / 32, threadIdx.x % 32));
-    const u32 words[4] = {v.x, v.y, v.z, v.w};
     for (u32 j = 0; j < 4; ++j) {
-        for (u32 q = 0; q < 4; ++q) codes[code_byte_place(j, q)] = take_codes(words[j], q);
+        const u32 word = load_word(tile + prepacked_codes_offset(threadIdx.x / 32, threadIdx.x % 32) + 4 * j);
+        for (u32 q = 0; q < 4; ++q) codes[code_byte_place(j, q)] = take_codes(word, q);
     }
     if (threadIdx.x < TILE_ROWS * GROUP_CHUNKS) {
         const ScaleWordPlace place = scale_word_place();
-        const u32 word = *(const u32*)(tile + place.offset), turned = __funnelshift_l(word, word, 8);
+        const u32 word = load_word(tile + place.offset), turned = __funnelshift_l(word, word, 8);
         u8* four = scales + place.first_scale;
         four[0] = word >> 4, four[1] = turned >> 4, four[2] = word >> 20, four[3] = turned >> 20;
     }
@@ -194,10 +194,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) gemm_restore_records(Prepa
     if (i >= args.record_count) return;
     u64 across;
     const ScaleLayout layout = layout_of(args, across);
-    const u32* const record = (const u32*)args.records + (u64)i * 4;
-    const u32 row = record[0], column = record[1] >> 8;
+    const u8* const record = args.records + (u64)i * 16;
+    const u32 row = load_word(record), column_and_scale = load_word(record + 4), column = column_and_scale >> 8;
     if (row >= args.n || (i64)column * BLOCK >= args.k) return;  // a weight that comes from a file may lie
     u8* const to = args.data + row * args.row_bytes + column * (BLOCK / 2);
-    for (u32 byte = 0; byte < BLOCK / 2; ++byte) to[byte] = record[2 + byte / 4] >> byte % 4 * 8;
-    args.scales[scale_offset(layout, row, column, across)] = record[1] & 0xFF;
+    for (u32 byte = 0; byte < BLOCK / 2; ++byte) to[byte] = load_1(record + 8 + byte);
+    args.scales[scale_offset(layout, row, column, across)] = column_and_scale & 0xFF;
 }

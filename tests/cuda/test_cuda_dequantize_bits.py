@@ -19,9 +19,9 @@ def tensors(device):
     def make(rng, m, n, padded_n, layout, global_scale=0.83, offset=0, nans=True):
         columns = block_columns(padded_n)
         data = rng.integers(0, 256, data_shape(m, padded_n), dtype=np.uint8)
-        scales = rng.integers(0, 127, (m, columns), dtype=np.uint8)
-        if nans:
-            scales[rng.random(scales.shape) < 0.02] = 0x7F
+        scales = rng.integers(0, 256, (m, columns), dtype=np.uint8)
+        if not nans:
+            scales[scales & 0x7F == 0x7F] = 0
         shaped = LAYOUTS[layout].pack(scales)
         shaped[LAYOUTS[layout].padding_mask(m, columns)] = 0x7F
         gs = np.array([global_scale], np.float32)
@@ -59,17 +59,18 @@ def test_every_shape_and_alignment(device, tensors, numbers, assert_equal_bits, 
 
 
 @pytest.mark.parametrize("global_scale", [1.0, 2688 / 65504, 1e-38, 1e38, 3e-42])
-def test_every_scale_byte_and_code(device, tensors, numbers, assert_equal_bits, global_scale):
-    data = np.tile(np.array([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], np.uint8), (256, 1))
-    scales = np.arange(256, dtype=np.uint8)[:, None]
-    gs = np.array([global_scale], np.float32)
-    host = fp4rt.QuantizedTensor(data, scales, gs, (256, 16), "linear")
-    q = fp4rt.QuantizedTensor(*map(device.cupy.asarray, (data, scales)), device.floats(gs), (256, 16), "linear")
+@pytest.mark.parametrize("blocks", [1, 32])  # of a row: few columns have a way of their own
+def test_every_scale_byte_and_code(device, tensors, numbers, assert_equal_bits, global_scale, blocks):
+    data = np.tile(np.array([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE], np.uint8), (256, blocks))
+    scales = np.repeat(np.arange(256, dtype=np.uint8)[:, None], blocks, axis=1)
+    gs, shape = np.array([global_scale], np.float32), (256, 16 * blocks)
+    host = fp4rt.QuantizedTensor(data, scales, gs, shape, "linear")
+    q = fp4rt.QuantizedTensor(*map(device.cupy.asarray, (data, scales)), device.floats(gs), shape, "linear")
     for dtype in INPUT_DTYPES:
         found, wanted = fp4rt.dequantize(q, dtype), fp4rt.dequantize(host, dtype)
         same_numbers(device, found, wanted, numbers, dtype, assert_equal_bits, f"{dtype} gs={global_scale}")
     if global_scale == 1.0:
-        code_2 = device.host(fp4rt.dequantize(q)).view(np.float32).reshape(256, 16)[:, 2]
+        code_2 = device.host(fp4rt.dequantize(q)).view(np.float32).reshape(shape)[:, 2]
         np.testing.assert_array_equal(code_2, E4M3.values)
 
 

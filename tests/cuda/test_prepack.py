@@ -82,6 +82,22 @@ def test_values_are_those_of_the_unpacked_weight(n, k, layout, dtype):
     np.testing.assert_array_equal(out.view("u1").get(), wanted.view("u1").get())
 
 
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_tiles_and_records_at_odd_addresses_unpack_alike(offset):
+    import cupy
+
+    data, scales = weight_bytes(33, 272)
+    packed = fp4rt.prepack(quantized(data, scales, 272, "128x4"))
+    parts = on_device(packed.data.get(), offset), on_device(packed.restored.get(), offset), packed.global_scale
+    moved = fp4rt.PrepackedWeight(*parts, packed.shape, packed.layout, packed.padded_n)
+    assert (moved.unpack().data == packed.unpack().data).all()
+    assert (moved.unpack().scales == packed.unpack().scales).all()
+    out, wanted = (cupy.full((33, 272), 7, cupy.float16) for _ in "12")
+    api.weight_values(moved, out)
+    api.weight_values(packed, wanted)
+    np.testing.assert_array_equal(out.view("u2").get(), wanted.view("u2").get())
+
+
 def test_operands_at_odd_addresses_pack_alike():
     data, scales = weight_bytes(33, 272)
     for offset in (1, 2, 4):

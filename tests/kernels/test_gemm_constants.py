@@ -25,6 +25,7 @@ def constant(source, name):
         ("kernels/gemm_finish.cu", "BLOCK_COLUMNS", "selection", "FINISH_COLUMNS"),
         ("kernels/gemm_reference.cu", "THREADS", "selection", "REFERENCE_THREADS"),
         ("kernels/dequantize_activations.cu", "THREADS", "passes", "THREADS"),
+        ("kernels/prepacked_values.cu", "RECORD_THREADS", "prepack", "RECORD_THREADS"),
     ],
 )
 def test_kernel_and_launch_agree(source, name, module, python_name):

@@ -9,8 +9,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fp4rt import interop
+from fp4rt import interop, prepacked
 from fp4rt.cpu import reference
+from fp4rt.cuda.gemm.prepack import VALUES_ARGUMENTS, choose_values
 from fp4rt.cuda.quantizers import amax, dequantize, quantize, relayout
 from fp4rt.cuda.quantizers.amax import choose_amax
 from fp4rt.cuda.quantizers.dequantize import choose_dequantize
@@ -23,6 +24,7 @@ POISON = 0xA5
 GUARD = 64
 NAMES = {"quantize": "QuantizeArguments", "quantize_any": "QuantizeAnyArguments", "dequantize": "DequantizeArguments"}
 NAMES |= {"relayout": "RelayoutArguments", "amax": "AmaxArguments"}
+NAMES |= dict.fromkeys(("prepacked_values", "restored_values"), "PrepackedValuesArguments")
 
 
 @pytest.fixture(scope="session")
@@ -198,8 +200,7 @@ def test_dequantize_writes_every_number_and_nothing_else(run, dtype):
         for m, n, padded_n in [*SHAPES, (5, 4096, 4096), (2, 4100, 4112)]:
             for misaligned in (0, 1):
                 data = aligned_copy(rng.integers(0, 256, data_shape(m, padded_n), dtype=np.uint8), misaligned)
-                raw = rng.integers(0, 127, layout.shape(m, block_columns(padded_n)), dtype=np.uint8)
-                raw[rng.random(raw.shape) < 0.01] = 0x7F
+                raw = rng.integers(0, 256, layout.shape(m, block_columns(padded_n)), dtype=np.uint8)
                 scales = aligned_copy(raw, 3 * misaligned)
                 gs = np.array([0.83], np.float32)
                 y = Poisoned(m * n * size, size * misaligned)
@@ -212,6 +213,44 @@ def test_dequantize_writes_every_number_and_nothing_else(run, dtype):
                 nan = np.isnan(values)
                 assert np.isnan(reference.widen(found, dtype)[nan]).all()
                 assert_bytes(np.where(nan, 0, found), np.where(nan, 0, wanted), f"{layout.name} {(m, n, padded_n)}")
+
+
+@pytest.mark.parametrize("dtype", INPUT_DTYPES)
+@pytest.mark.parametrize("scale", [0.83, 1e-38, 3e38])  # one of them ordinary
+@pytest.mark.parametrize("misaligned", [0, 1])
+def test_values_of_a_prepacked_weight_are_those_of_the_tensor_it_was_made_from(run, dtype, scale, misaligned):
+    rng = np.random.default_rng(6)
+    size = 4 if dtype == "float32" else 2
+    gs = np.array([scale], np.float32)
+    for n, k in [(1, 16), (33, 272), (17, 50), (20, 33), (16, 256), (5, 1000)]:
+        padded = round_up(k, 32)
+        data = rng.integers(0, 256, data_shape(n, padded), dtype=np.uint8)
+        scales = rng.integers(0, 256, (n, block_columns(padded)), dtype=np.uint8)
+        tiles, records = prepacked.pack(data, scales, k)
+        assert len(records) > 0  # scales of either sign
+        held = aligned_copy(tiles, misaligned), aligned_copy(records, 3 * misaligned)
+        y = Poisoned(n * k * size, size * misaligned)
+        pointers = (*(array.ctypes.data for array in (*held, gs)), y.pointer)
+        for launch in choose_values(n, k, len(records), dtype, y.pointer % 16):
+            run(launch, VALUES_ARGUMENTS.pack(*pointers, *launch.constants))
+        with np.errstate(over="ignore"):
+            values = reference.dequantize(data, scales, gs[0], (n, k), LAYOUTS["linear"])
+            wanted = reference.round_to_bits(np.ascontiguousarray(values), dtype)
+        found = y.check().view(wanted.dtype).reshape(n, k)
+        nan = np.isnan(values)
+        assert np.isnan(reference.widen(found, dtype)[nan]).all()
+        assert_bytes(np.where(nan, 0, found), np.where(nan, 0, wanted), f"{(n, k)}")
+
+
+def test_records_of_blocks_that_a_weight_does_not_have_give_no_values(run):
+    n, k = 20, 33
+    records = np.zeros((3, prepacked.RECORD_BYTES), np.uint8)
+    records[:, :8].view("<u4")[...] = [[n, 0], [0, 3 << 8], [2**32 - 1, 2**32 - 1]]
+    gs, y = np.ones(1, np.float32), Poisoned(n * k * 4)
+    _, restore = choose_values(n, k, len(records), "float32", y.pointer % 16)
+    pointers = 0, records.ctypes.data, gs.ctypes.data, y.pointer
+    run(restore, VALUES_ARGUMENTS.pack(*pointers, *restore.constants))
+    assert (y.check() == POISON).all()
 
 
 @pytest.mark.parametrize("source", LAYOUTS.values(), ids=LAYOUTS)

@@ -1,4 +1,4 @@
-"""Packing a weight into the prepacked layout on the device, and out of it: the launches of gemm_prepack.cu.
+"""Packing a weight into the prepacked layout on the device, and out of it: gemm_prepack.cu, prepacked_values.cu.
 
 The tiles are those of ``fp4rt.prepacked.pack``, byte for byte, and so are the records of blocks that a tile cannot give
 back exactly. How many there are is known only after packing, so :func:`prepack` waits for the device once; a weight
@@ -14,12 +14,13 @@ import numpy as np
 
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.kernel_spec import KernelSpec
-from fp4rt.cuda.quantizers.dequantize import dequantize_to
+from fp4rt.cuda.launch import Launch, widest_access
 from fp4rt.cuda.results import clear_bytes, copy_bytes, new_memory, read_bytes, result, write_bytes
-from fp4rt.format import BLOCK, CODES_PER_BYTE
+from fp4rt.format import BLOCK, CODES_PER_BYTE, INPUT_DTYPES
+from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import ceil_div, data_shape
 from fp4rt.pool import data_tag, scale_tag
-from fp4rt.prepacked import RECORD_BYTES, PrepackedWeight, tiles_shape
+from fp4rt.prepacked import RECORD_BYTES, TILE_COLUMNS, TILE_ROWS, PrepackedWeight, tiles_shape
 from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from fp4rt.interop import ArrayView
     from fp4rt.layout import ScaleLayout
 
-__all__ = ["kernel_specs", "pack_tiles", "prepack", "prepacked_values", "unpack"]
+__all__ = ["choose_values", "kernel_specs", "pack_tiles", "prepack", "prepacked_values", "unpack"]
 
 ARGUMENTS = argument_struct("kernels/gemm_prepack.cuh", "PrepackArguments")
 SOURCE = "kernels/gemm_prepack.cu"
@@ -37,10 +38,20 @@ PACK, UNPACK, WRITE_RECORDS, RESTORE_RECORDS = (
 THREADS = 128
 ROWS_A_BLOCK = THREADS // 32  # of gemm_write_records: one warp a row
 
+VALUES_ARGUMENTS = argument_struct("kernels/prepacked_values_arguments.cuh", "PrepackedValuesArguments")
+VALUES_SOURCE = "kernels/prepacked_values.cu"
+RECORD_THREADS = 128  # of restored_values; prepacked_values has two pieces of 16 bytes a thread
+
 
 def kernel_specs() -> Iterator[KernelSpec]:
-    """One compilation: the entries share it."""
+    """One compilation a source and dtype: the entries share it."""
     yield PACK
+    for dtype in INPUT_DTYPES:
+        yield _values_spec("prepacked_values", dtype)
+
+
+def _values_spec(entry: str, dtype: str) -> KernelSpec:
+    return KernelSpec(VALUES_SOURCE, entry, (("OUTPUT", INPUT_DTYPES.index(dtype)),))
 
 
 def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
@@ -90,7 +101,13 @@ def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> Quantize
     scales = new_memory(scale_shape, "uint8", device, stream, scale_tag(layout.name, n, k, padded_n))
     for buffer in (data, scales):
         clear_bytes(buffer.pointer, buffer.nbytes, device, stream)
-    _unpack_to(data.pointer, scales.pointer, weight, restored, stream)
+    count, groups, row_tiles = int(restored.shape[0]), *tiles_shape(n, k)[:2]
+    pointers = data.pointer, scales.pointer, weight.data.pointer, 0, restored.pointer
+    args = _pack(pointers, weight.shape, weight.columns, layout, count)
+    if row_tiles:
+        UNPACK.on(device.index).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
+    if count:
+        RESTORE_RECORDS.on(device.index).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
     scale = new_memory((1,), "float32", device, stream)
     copy_bytes(scale.pointer, weight.global_scale.pointer, 4, device, stream)
     return QuantizedTensor.trusted(
@@ -105,24 +122,22 @@ def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> Quantize
 
 def prepacked_values(weight: PrepackedViews, restored: ArrayView, out: ArrayView, stream: int) -> None:
     """See :class:`fp4rt.backend.Backend`."""
-    n, device, layout = weight.shape[0], weight.data.device, weight.layout
-    data = new_memory(data_shape(n, weight.padded_n), "uint8", device, stream)
-    scales = new_memory(layout.shape(n, weight.columns), "uint8", device, stream)
-    _unpack_to(data.pointer, scales.pointer, weight, restored, stream)
-    parts = data.pointer, scales.pointer, weight.global_scale.pointer
-    dequantize_to(out.pointer, parts, weight.shape, weight.padded_n, layout, out.dtype, device.index, stream)
+    pointers = weight.data.pointer, restored.pointer, weight.global_scale.pointer, out.pointer
+    for launch in choose_values(*weight.shape, int(restored.shape[0]), out.dtype, out.pointer % 16):
+        kernel, values = launch.spec.on(weight.data.device.index), (*pointers, *launch.constants)
+        kernel.launch_struct(launch.grid, launch.threads, VALUES_ARGUMENTS, values, stream)
 
 
-def _unpack_to(data: int, scales: int, weight: PrepackedViews, restored: ArrayView, stream: int) -> None:
-    """What belongs to the matrix, at these addresses; their padding is the caller's."""
-    count, device = int(restored.shape[0]), weight.data.device.index
-    pointers = data, scales, weight.data.pointer, 0, restored.pointer
-    args = _pack(pointers, weight.shape, weight.columns, weight.layout, count)
-    groups, row_tiles, _ = tiles_shape(*weight.shape)
+def choose_values(n: int, k: int, count: int, dtype: str, misalignment: int) -> Iterator[Launch]:
+    """The launches for a weight (n, k) with ``count`` records; misalignment = address of the values % 16."""
+    groups, row_tiles, _ = tiles_shape(n, k)
+    constants = n, k, count, widest_access(misalignment, k * itemsize(dtype))
     if row_tiles:
-        UNPACK.on(device).launch((groups * row_tiles, 1, 1), (THREADS, 1, 1), args, stream)
-    if count:
-        RESTORE_RECORDS.on(device).launch((ceil_div(count, THREADS), 1, 1), (THREADS, 1, 1), args, stream)
+        threads = TILE_ROWS * TILE_COLUMNS * itemsize(dtype) // 32
+        yield Launch(_values_spec("prepacked_values", dtype), (groups * row_tiles, 1, 1), threads, constants)
+        blocks = ceil_div(count, RECORD_THREADS)
+        if blocks:
+            yield Launch(_values_spec("restored_values", dtype), (blocks, 1, 1), RECORD_THREADS, constants)
 
 
 def _arguments(b: QuantizedViews, tiles: int, counts: int, records: int, count: int) -> bytes:

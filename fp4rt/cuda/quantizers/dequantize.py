@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
     from fp4rt.interop import ArrayView
 
-__all__ = ["choose_dequantize", "dequantize", "dequantize_to", "kernel_specs"]
+__all__ = ["choose_dequantize", "dequantize", "kernel_specs"]
 
 ARGUMENTS = argument_struct("kernels/dequantize_arguments.cuh", "DequantizeArguments")
 THREADS, PIECES_PER_THREAD = 128, 2
@@ -70,25 +70,12 @@ def _prepared(device: int, layout: str, *problem: Any) -> tuple[Kernel, Launch]:
 
 def dequantize(q: QuantizedViews, dtype: str, out: ArrayView | None, stream: int) -> Any:
     """See :class:`fp4rt.backend.Backend`."""
-    device = q.data.device
-    buffer = new_memory(q.shape, dtype, device, stream) if out is None else None
+    data = q.data
+    buffer = new_memory(q.shape, dtype, data.device, stream) if out is None else None
     y = buffer.pointer if buffer is not None else out.pointer  # type: ignore[union-attr]
-    parts = q.data.pointer, q.scales.pointer, q.global_scale.pointer
-    dequantize_to(y, parts, q.shape, q.padded_n, q.layout, dtype, device.index, stream)
-    return None if buffer is None else result(buffer, q.shape, dtype, q.data.library)
-
-
-def dequantize_to(
-    y: int,
-    parts: tuple[int, int, int],
-    shape: tuple[int, int],
-    padded_n: int,
-    layout: ScaleLayout,
-    dtype: str,
-    device: int,
-    stream: int,
-) -> None:
-    """The values (m, n) of the quantized tensor at the addresses ``parts`` (codes, scales, global scale), at ``y``."""
-    if shape[0] > 0:
-        kernel, launch = _prepared(device, layout.name, *shape, padded_n, dtype, parts[0] % 16, y % 16)
-        kernel.launch_struct(launch.grid, launch.threads, ARGUMENTS, (*parts, y, *launch.constants), stream)
+    if q.shape[0] > 0:
+        problem = *q.shape, q.padded_n, dtype, data.pointer % 16, y % 16
+        kernel, launch = _prepared(data.device.index, q.layout.name, *problem)
+        values = data.pointer, q.scales.pointer, q.global_scale.pointer, y, *launch.constants
+        kernel.launch_struct(launch.grid, launch.threads, ARGUMENTS, values, stream)
+    return None if buffer is None else result(buffer, q.shape, dtype, data.library)

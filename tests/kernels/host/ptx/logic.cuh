@@ -13,6 +13,11 @@ inline u32 permute_bytes(u32 low, u32 high, u32 selector) {
 
 inline u32 rotate_left(u32 value, u32 bits) { return bits ? value << bits | value >> (32 - bits) : value; }
 
+template <u32 FACTOR>
+u32 multiply_by(u32 value) {
+    return value * FACTOR;
+}
+
 template <int BITS>
 u32 multiply_shift(u32 value) {
     return value << BITS;
