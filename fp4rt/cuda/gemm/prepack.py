@@ -8,7 +8,8 @@ that this library quantized has none.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
     from fp4rt.backend import PrepackedViews, QuantizedViews
+    from fp4rt.cuda.kernel import Kernel
     from fp4rt.interop import ArrayView
     from fp4rt.layout import ScaleLayout
 
@@ -123,9 +125,15 @@ def unpack(weight: PrepackedViews, restored: ArrayView, stream: int) -> Quantize
 def prepacked_values(weight: PrepackedViews, restored: ArrayView, out: ArrayView, stream: int) -> None:
     """See :class:`fp4rt.backend.Backend`."""
     pointers = weight.data.pointer, restored.pointer, weight.global_scale.pointer, out.pointer
-    for launch in choose_values(*weight.shape, int(restored.shape[0]), out.dtype, out.pointer % 16):
-        kernel, values = launch.spec.on(weight.data.device.index), (*pointers, *launch.constants)
+    problem = *weight.shape, int(restored.shape[0]), out.dtype, out.pointer % 16
+    for kernel, launch in _prepared(weight.data.device.index, *problem):
+        values = *pointers, *launch.constants
         kernel.launch_struct(launch.grid, launch.threads, VALUES_ARGUMENTS, values, stream)
+
+
+@lru_cache(maxsize=4096)
+def _prepared(device: int, *problem: Any) -> list[tuple[Kernel, Launch]]:
+    return [(launch.spec.on(device), launch) for launch in choose_values(*problem)]
 
 
 def choose_values(n: int, k: int, count: int, dtype: str, misalignment: int) -> Iterator[Launch]:
