@@ -1,10 +1,10 @@
-"""Run the quantizer kernels under compute-sanitizer: memcheck, initcheck and racecheck must find nothing.
+"""Run the kernels that quantize and repack under compute-sanitizer: memcheck, initcheck, racecheck must find nothing.
 
     python -m tools.sanitize_cuda [memcheck initcheck racecheck]
 
 The workload takes every kernel through aligned and odd addresses, partial blocks, padding, views of any strides, few
-and many rows, ordinary and extreme global scales. Each array has an allocation of its own, so that one byte too far is
-outside of it.
+and many rows, ordinary and extreme global scales, weights with and without records. Each array has an allocation of its
+own, so that one byte too far is outside of it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def workload() -> None:
     import numpy as np
 
     import fp4rt
+    from fp4rt import api
     from fp4rt.cuda.quantizers import quantize
     from fp4rt.format import INPUT_DTYPES
     from fp4rt.layout import LAYOUTS
@@ -45,6 +46,11 @@ def workload() -> None:
                     q = fp4rt.quantize(x, next(scales), layout=layout, padded_n=padded_n)
                     fp4rt.relayout(q, next(targets))
                     fp4rt.dequantize(q, next(results))
+                for sign in (0, 0x80):  # with it, every block leaves a record
+                    signed = q.data, q.scales | cupy.uint8(sign), q.global_scale, q.shape, q.layout, q.padded_n
+                    weight = fp4rt.prepack(fp4rt.QuantizedTensor(*signed))
+                    weight.unpack()
+                    api.weight_values(weight, cupy.empty((m, n), _kind(next(results))))
                 for view in (x[::-1], x[:, ::-1], x[::2, 1:], x.T):
                     fp4rt.quantize(view, padded_n=-(-view.shape[1] // 16) * 16)
                 cupy.cuda.Device().synchronize()
