@@ -220,6 +220,27 @@ def test_a_layer_whose_form_changed_in_inference_mode_can_be_trained_through(dev
     assert x.grad is not None
 
 
+@pytest.mark.parametrize("prepacked", [False, True])
+def test_a_dispatch_mode_sees_both_passes(device: str, prepacked: bool) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    layer, x = layer_and_batch(device, prepacked=prepacked)
+    layer(x).sum().backward()
+    first, x.grad = x.grad, None
+    with Watch():
+        layer(x).sum().backward()
+    assert torch.equal(x.grad, first)
+    form = "_prepacked" if layer.prepacked_data is not None else ""  # on a GPU the first call repacks
+    assert {f"fp4rt::linear{form}", f"fp4rt::dequantize{form}"} <= set(seen)
+
+
 def test_compiled_autograd_takes_a_layer(device: str) -> None:
     layer, x = layer_and_batch(device)
     layer(x).sum().backward()
