@@ -11,6 +11,12 @@ leaves free: they decode 11 elements a ns each, and 25 are wanted. By all blocks
 with the columns that it decoded itself: products begin 1 us sooner, and wait 3 us for the columns of others, which are
 no sooner in L2 than behind a pass: 51.6. A pass of half as many instructions, or one that fetches the first weights for
 the product, is no faster: it writes as fast as what L2 holds can leave it.
+
+Where the time goes, in us from the pass's first block: its blocks have arguments and instructions at 0.5, codes and
+scales out of cold memory at 1.5 to 2.4, all results written at 3.5 (8.4 MB in some 2); blocks of the product begin at
+3.6, may read at 4.5 and multiply from 5.5 on, where without a pass they do from 1.5 on. Without its loads it would cost
+0.3 us, without its stores 1.4, without the wait for its end 2.2, as it is 2.5. Scales read once a sector, two or eight
+pieces a thread: no change. Nor is fp16 instead of bf16 faster for the product: the same bits, in as much time.
 """
 
 from __future__ import annotations
