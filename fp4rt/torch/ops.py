@@ -42,19 +42,13 @@ _library = torch.library.Library("fp4rt", "DEF")
 _BELOW_AUTOGRAD = torch._C._after_autograd_keyset
 _dispatch_keys = getattr(torch._C.DispatchKeySet, "raw_repr", repr)  # PyTorch 2.4 shows them as text only
 
-
-def _keys(*names: str) -> Any:
-    found = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, names[0]))
-    for name in names[1:]:
-        found = found | torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
-    return _dispatch_keys(found)
-
-
-# Dispatch keys of a call with plain tensors on one device, where nothing is between autograd and the device, and those
-# of such a tensor.
-_PLAIN = frozenset(_keys(device, f"Autograd{device}") for device in ("CPU", "CUDA"))
-_PLAIN_TENSORS = frozenset(
-    _keys(device, "ADInplaceOrView", f"Autograd{device}", f"Autocast{device}") for device in ("CPU", "CUDA")
+# Dispatch keys of plain tensors on one device: nothing is between autograd and the device.
+_PLAIN = frozenset(
+    _dispatch_keys(torch._C.DispatchKeySet(device) | torch._C.DispatchKeySet(autograd))
+    for device, autograd in (
+        (torch._C.DispatchKey.CPU, torch._C.DispatchKey.AutogradCPU),
+        (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.AutogradCUDA),
+    )
 )
 
 # Dispatch keys of tensors that are no memory of dense rows.
@@ -75,20 +69,6 @@ _any_requires_grad = getattr(torch._C, "_any_requires_grad", _requires_grad)  # 
 Gradient = Callable[[torch.Tensor, dict[str, Any], list[str]], dict[str, torch.Tensor]]
 _LINEAR_IN = ("x", "bias")
 
-_functions: dict[Any, Any] = {}  # of the operators
-
-
-def _call(operator: Any, *args: Any) -> Any:
-    """The operator, or its function where nothing is between them, which takes half as long."""
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    if watched or not all(_is_plain(value) for value in args if isinstance(value, torch.Tensor)):
-        return operator(*args)
-    return _functions[operator](*args)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) is torch.Tensor and _dispatch_keys(torch._C._dispatch_keys(tensor)) in _PLAIN_TENSORS
-
 
 def _operator(schema: str, gradient: Gradient | None = None) -> Any:
     """Define ``fp4rt::schema``; the decorated function runs it on both devices, ``_fake`` shapes it."""
@@ -98,7 +78,6 @@ def _operator(schema: str, gradient: Gradient | None = None) -> Any:
         for device in ("CPU", "CUDA"):
             _library.impl(name, function, device)
         operator = getattr(torch.ops.fp4rt, name)
-        _functions[operator] = function
         for key in _NOT_DENSE:
             _library.impl(name, _refusal(operator.default), key)
         kernel = _autograd_kernel(operator.default, function, gradient)
@@ -403,9 +382,9 @@ def _product_gradients(y: torch.Tensor, args: dict[str, Any], wanted: list[str])
         k, layout, scale = args["x"][1], args["layout"], args["global_scale"]
         if "restored" in args:
             tiles, padded_k = (args["data"], args["restored"], scale), args["padded_k"]
-            weight: Any = _call(dequantize_prepacked, *tiles, args["n"], k, layout, padded_k, y.dtype)
+            weight: Any = dequantize_prepacked(*tiles, args["n"], k, layout, padded_k, y.dtype)
         else:
-            weight = _call(dequantize, args["data"], args["scales"], scale, k, layout, y.dtype)
+            weight = dequantize(args["data"], args["scales"], scale, k, layout, y.dtype)
         found["x"] = y @ weight
     if "bias" in wanted:
         found["bias"] = y.sum(0, dtype=torch.float32)

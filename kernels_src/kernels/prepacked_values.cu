@@ -25,7 +25,8 @@ constexpr u32 CHUNK_PIECES = CHUNK_COLUMNS / ELEMENTS;  // of a row
 constexpr u32 TILE_THREADS = GROUP_CHUNKS * TILE_ROWS / 2 * CHUNK_PIECES;
 constexpr u32 RECORD_THREADS = 128;
 
-// A piece from its codes as pairs of neighbours, fp16 numbers times UNIT.
+// A piece from its codes as pairs of neighbours, fp16 numbers times UNIT; nothing, where the weight has no such place:
+// past its last rows and columns, or as a file's records say that lie.
 __device__ __forceinline__ void make_piece(const PrepackedValuesArguments& args, float global_scale, u64 row,
                                            u32 column, const u32* neighbours, float scale) {
     if (row >= args.n || column >= args.k) return;
@@ -88,7 +89,6 @@ extern "C" __global__ void __launch_bounds__(RECORD_THREADS)
     if (i >= args.record_count) return;
     const u8* const record = args.records + i * 16;
     const u32 row = load_word(record), column_and_scale = load_word(record + 4), column = column_and_scale >> 8;
-    if (column >= (args.k + BLOCK - 1) / BLOCK) return;  // a weight that comes from a file may lie
     const float scale = float_from_e4m3(column_and_scale & 0xFFu);
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {

@@ -82,7 +82,7 @@ def test_values_are_those_of_the_unpacked_weight(n, k, layout, dtype):
     np.testing.assert_array_equal(out.view("u1").get(), wanted.view("u1").get())
 
 
-@pytest.mark.parametrize("offset", [1, 4, 8])
+@pytest.mark.parametrize("offset", [1, 2, 4, 8])
 def test_tiles_and_records_at_odd_addresses_unpack_alike(offset):
     import cupy
 

@@ -221,6 +221,20 @@ def test_a_layer_whose_form_changed_in_inference_mode_can_be_trained_through(dev
 
 
 @pytest.mark.parametrize("prepacked", [False, True])
+def test_a_graph_recorded_outside_is_differentiated_inside_torch_func(device: str, prepacked: bool) -> None:
+    layer, x = layer_and_batch(device, prepacked=prepacked)
+    y, weight = layer(x), weight_of(layer, "bfloat16")
+    gradient = torch.randn_like(y)
+
+    def energy(gradient: Any) -> Any:
+        (of_x,) = torch.autograd.grad(y, x, gradient, retain_graph=True, create_graph=True)
+        return of_x.float().sum()
+
+    found = torch.func.grad(energy)(gradient)
+    assert torch.equal(found, torch.ones_like(x) @ weight.t())
+
+
+@pytest.mark.parametrize("prepacked", [False, True])
 def test_a_dispatch_mode_sees_both_passes(device: str, prepacked: bool) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
