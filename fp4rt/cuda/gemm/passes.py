@@ -17,7 +17,8 @@ Where the time goes, in us from the pass's first block: its blocks have argument
 scales out of cold memory at 1.5 to 2.4, all results written at 3.5 (8.4 MB in some 2); blocks of the product begin at
 3.6, may read at 4.5 and multiply from 5.5 on, where without a pass they do from 1.5 on. Without its loads it would cost
 0.3 us, without its stores 1.4, without the wait for its end 2.2, as it is 2.5. Scales read once a sector, two or eight
-pieces a thread: no change. Nor is fp16 instead of bf16 faster for the product: the same bits, in as much time.
+pieces a thread, half the instructions ahead of the loads: no change. Nor is fp16 instead of bf16 faster for the
+product: the same bits, in as much time.
 """
 
 from __future__ import annotations
