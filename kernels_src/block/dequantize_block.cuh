@@ -70,8 +70,9 @@ __device__ __forceinline__ void dequantize_ordinary(u32 codes, float scale, cons
     scale_pairs<TYPE>(pair, units.quotient(scale), word);
 }
 
-// A piece for any global scale: the quotient may lie at fp32's ends, so the power of two goes to the codes.
 constexpr u32 ONE_OVER_UNIT = 0x74007400u;  // 2^14, as a pair of fp16
+
+// A piece for any global scale: the quotient may lie at fp32's ends, so the power of two goes to the codes.
 template <int TYPE>
 __device__ __forceinline__ void dequantize_extreme(u32 codes, float scale, float global_scale, u32* word) {
     u32 pair[4];
