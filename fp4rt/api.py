@@ -167,6 +167,7 @@ def relayout(
             check_apart("relayout", (target.data,), (views.data,))
         check_apart("relayout", (target.data,), (views.scales, views.global_scale))
         check_apart("relayout", (target.scales,), views[:3])
+        check_apart("relayout", (target.global_scale,), (views.data, views.scales))
     scales = _backend(views.data).relayout(views, known, target, stream)
     interop.hold_foreign(stream, views, target)
     if out is not None:

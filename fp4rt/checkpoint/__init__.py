@@ -15,7 +15,7 @@ How it fits together::
     folder ─ store                 shards, index, companions; every tensor by name
     formats ─ detect ─ catalog     which convention, which tensors form a layer
     layers                         stored bytes <-> QuantizedTensor
-    selection, methods             what to quantize, and how scales are chosen
+    selection, methods, joined     what to quantize, how scales are chosen, and which weights share one
     orientation, experts           which axis of a stored weight is k; stacks and the modules that they are
     operations ─ plan* ─ shard     what happens to each tensor; plain data that a worker receives
     run, journal, claim            files and folders, interrupted runs, one run at a time

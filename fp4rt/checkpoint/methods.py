@@ -12,7 +12,8 @@ method                    global scale (encode)          block scale
 ========================  =============================  ==========================================================
 
 ``four-over-six`` normalizes block scales to 256 instead of 448, so that 1.5 times the largest still is an e4m3 number.
-Every global scale is rounded to one that all file formats store without loss.
+Every global scale is rounded to one that all file formats store without loss. Weights that serving engines join
+(``joined``) share one: amax and percentile are then the largest of theirs.
 
 Sources: "Four Over Six: More Accurate NVFP4 Quantization with Adaptive Block Scaling" (2025); nvidia-modelopt's
 ``fp8_max_for_normalization``.
@@ -33,7 +34,16 @@ from fp4rt.format import AMAX_TARGET, BLOCK, E2M1_MAX, FP32_MAX
 from fp4rt.layout import block_columns, data_shape, round_up
 from fp4rt.tensor import QuantizedTensor
 
-__all__ = ["DEFAULT_PERCENTILE", "METHODS", "Method", "NonFinite", "largest_magnitude", "percentile", "quantize_matrix"]
+__all__ = [
+    "DEFAULT_PERCENTILE",
+    "METHODS",
+    "Method",
+    "NonFinite",
+    "largest_magnitude",
+    "percentile",
+    "quantize_matrix",
+    "reach",
+]
 
 METHODS = ("amax", "percentile", "mse", "four-over-six")
 DEFAULT_PERCENTILE = 99.99
@@ -81,17 +91,30 @@ class Method:
         return f"{self.name} {self.percentile:g}" if self.name == "percentile" else self.name
 
 
-def quantize_matrix(x: np.ndarray, method: Method) -> QuantizedTensor:
-    """Quantize a host matrix (m, n) of float16, bfloat16 or float32; scales linear, columns padded to whole blocks.
+def reach(x: np.ndarray, method: Method) -> float:
+    """The magnitude that a method makes the largest number of the global scale: amax, or the percentile.
 
     Raises:
         NonFinite: x holds a NaN or an infinity.
     """
     amax = largest_magnitude(x)
+    return percentile(x, method.percentile) or amax if method.name == "percentile" else amax
+
+
+def quantize_matrix(x: np.ndarray, method: Method, largest: float | None = None) -> QuantizedTensor:
+    """Quantize a host matrix (m, n) of float16, bfloat16 or float32; scales linear, columns padded to whole blocks.
+
+    Args:
+        x: the matrix.
+        method: how scales are chosen.
+        largest: the :func:`reach` to scale by, of finite x; that of x where None.
+
+    Raises:
+        NonFinite: x holds a NaN or an infinity.
+    """
+    largest = reach(x, method) if largest is None else largest
     target = E2M1_MAX * SCALE_MAX_OF_FOUR_OVER_SIX if method.name == "four-over-six" else AMAX_TARGET
-    if method.name == "percentile":
-        amax = percentile(x, method.percentile) or amax
-    encode = storable_scale(min(target / amax, float(FP32_MAX)) if amax else 1.0)
+    encode = storable_scale(min(target / largest, float(FP32_MAX)) if largest else 1.0)
     padded_n = round_up(x.shape[1], BLOCK)
     if method.name in CANDIDATES:
         return _search(x, encode, padded_n, CANDIDATES[method.name])

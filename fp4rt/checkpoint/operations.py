@@ -15,11 +15,11 @@ import numpy as np
 from fp4rt import api
 from fp4rt.checkpoint.catalog import FUSED_METADATA, SHAPES_METADATA, StoredLayer
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
-from fp4rt.checkpoint.formats import COMFY, Format
+from fp4rt.checkpoint.formats import COMFY, Format, LayerName
 from fp4rt.checkpoint.fusing import FusedParts, fuse
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.layers import TargetLayer, input_scales, lay_out, matrices, rows_of, wrong_scales
-from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, quantize_matrix
+from fp4rt.checkpoint.methods import METHODS, Method, NonFinite, quantize_matrix, reach
 from fp4rt.checkpoint.report import Measurement, TensorReport
 from fp4rt.checkpoint.store import Store
 from fp4rt.checkpoint.writer import TensorSpec
@@ -89,6 +89,7 @@ class Quantize:
         input_encode: encode scale to store for activations, None for none.
         compare: measure the other methods too.
         histograms: count errors and scales for a picture.
+        joined: weights that share its global scale, itself among them; empty where none do.
     """
 
     source: TensorSpec
@@ -97,6 +98,7 @@ class Quantize:
     input_encode: float | None = None
     compare: bool = False
     histograms: bool = False
+    joined: tuple[TensorSpec, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -119,6 +121,9 @@ class Quantize:
         row = TensorReport(
             self.source.name, "quantized", full, self.source.dtype, self.source.nbytes, after, str(self.method)
         )
+        others = [LayerName.of_weight(spec.name).base for spec in self.joined if spec != self.source]
+        if others:
+            row.note = f"one global scale with {', '.join(name.rpartition('.')[2] for name in others)}"
         return self._arrays(store, row), row
 
     def _arrays(self, store: Store, row: TensorReport) -> Iterator[Arrays]:
@@ -130,10 +135,11 @@ class Quantize:
             for index in range(self.target.experts or 1):
                 x = weight if self.target.experts is None else weight[index]
                 x = np.require(x.T if self.target.transposed else x, requirements=("C", "A"))
-                q = self._quantize(store, x, index)
+                q = quantize_matrix(x, self.method, self._reach(store, self.method, index))
                 measured.add(x, q)
                 for name, other in others.items():
-                    other.add(x, quantize_matrix(x, Method(name, self.method.percentile)))
+                    method = Method(name, self.method.percentile)
+                    other.add(x, quantize_matrix(x, method, self._reach(store, method, index)))
                 yield q
 
         inputs = None if self.input_encode is None else np.array([self.input_encode], np.float32)
@@ -142,16 +148,27 @@ class Quantize:
         row.methods = {name: other.sqnr_db for name, other in others.items()}
         yield arrays
 
-    def _quantize(self, store: Store, x: np.ndarray, index: int) -> QuantizedTensor:
-        try:
-            return quantize_matrix(x, self.method)
-        except NonFinite as error:
-            position = error.position[::-1] if self.target.transposed else error.position
-            place = position if self.target.experts is None else (index, *position)
-            raise CheckpointError(
-                f"{store.path}: {printable(self.source.name)} holds {error.value} at {list(place)}; "
-                "NVFP4 has no code for it; repair the weight, or leave it with --exclude"
-            ) from None
+    def _reach(self, store: Store, method: Method, index: int) -> float:
+        """What the global scale is made from: the largest of all weights that share it."""
+        return max(self._reach_of(store, spec, method, index) for spec in self.joined or (self.source,))
+
+    def _reach_of(self, store: Store, spec: TensorSpec, method: Method, index: int) -> float:
+        key = "reach", spec.name, method, index
+        if key not in store.notes:
+            weight = store[spec.name]
+            x = weight if self.target.experts is None else weight[index]
+            try:
+                store.notes[key] = reach(np.require(x, requirements=("C", "A")), method)
+            except NonFinite as error:
+                place = error.position if self.target.experts is None else (index, *error.position)
+                raise CheckpointError(
+                    f"{store.path}: {printable(spec.name)} holds {error.value} at {list(place)}; "
+                    "NVFP4 has no code for it; repair the weight, or leave it with --exclude"
+                ) from None
+            if spec != self.source:
+                store.release(spec.name)
+        found: float = store.notes[key]
+        return found
 
 
 @dataclass(frozen=True)

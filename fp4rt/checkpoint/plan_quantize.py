@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.joined import joined_modules
 from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
@@ -132,6 +133,7 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             operations[name] = _quantize(spec, form, layout, name in lie.transposed, method, options)
         else:
             operations[name] = Copy(spec, reason or "")
+    _join(operations)
     quantized = [operation for operation in operations.values() if isinstance(operation, Quantize)]
     if not quantized:
         reasons = _reasons(operations.values())
@@ -149,6 +151,17 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
         )
     plan.notes.extend(_assumed(lie, (operation.source.name for operation in quantized)))
     return plan
+
+
+def _join(operations: dict[str, Any]) -> None:
+    """Let weights that engines join share their global scale, where they are quantized alike."""
+    quantized = {op.target.name.base: op for op in operations.values() if isinstance(op, Quantize)}
+    for module, together in joined_modules(quantized).items():
+        own = quantized[module]
+        alike = (quantized[other] for other in together)
+        same = [op for op in alike if (op.method, op.target.experts) == (own.method, own.target.experts)]
+        if len(same) > 1:
+            operations[own.source.name] = replace(own, joined=tuple(op.source for op in same))
 
 
 def _assumed(lie: Orientation, quantized: Iterable[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Store(Mapping[str, np.ndarray]):
             CheckpointError: a file is broken, a tensor lies in two shards, or the index and the shards differ.
         """
         self.location: Location = locate(path)
+        self.notes: dict[Any, Any] = {}  # what operations remember of its tensors
         self._state = self._files_state()
         self.files: dict[str, TensorFile] = {}
         self._home: dict[str, TensorFile] = {}

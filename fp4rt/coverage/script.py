@@ -7,8 +7,10 @@ def cover_my_kernel():
 from __future__ import annotations
 
 import contextlib
-import runpy
+import io
+import sys
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from fp4rt.errors import Fp4rtError, ShapeError
 __all__ = ["PREFIX", "ScriptError", "find_checks", "run_checks"]
 
 PREFIX = "cover_"
+MODULE = "fp4rt_coverage_script"
 
 
 class ScriptError(Fp4rtError, RuntimeError):
@@ -34,8 +37,14 @@ def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
     """
     with open(script, "rb"):
         pass  # what the script raises itself is told apart from this
-    with _blaming(script, f"script {str(script)!r}"):
-        names = runpy.run_path(str(script), run_name="fp4rt_coverage_script")
+    module = types.ModuleType(MODULE)
+    module.__file__ = str(script)
+    sys.modules[MODULE] = module  # what it defines can be pickled
+    with _as_python_runs(script), _blaming(script, f"script {str(script)!r}"):
+        with io.open_code(str(script.absolute())) as file:
+            code = compile(file.read(), str(script), "exec", dont_inherit=True)
+        exec(code, module.__dict__)
+    names = vars(module)
     checks = {name.removeprefix(PREFIX): value for name, value in names.items() if name.startswith(PREFIX)}
     if not checks:
         raise ShapeError(
@@ -58,12 +67,23 @@ def run_checks(script: Path, only: str | None = None) -> dict[str, Verdict]:
         raise ShapeError(f"{script} has no check with {only!r} in its name; it has {', '.join(checks)}")
     verdicts = {}
     for name, check in chosen.items():
-        with _blaming(script, f"check {name!r}"):
+        with _as_python_runs(script), _blaming(script, f"check {name!r}"):
             verdict = check()
         if not isinstance(verdict, Verdict):
             raise ShapeError(f"{PREFIX}{name} of {script} returned {type(verdict).__name__}; wanted a coverage verdict")
         verdicts[name] = verdict
     return verdicts
+
+
+@contextlib.contextmanager
+def _as_python_runs(script: Path) -> Iterator[None]:
+    """With its folder first among those of modules, and no arguments, as ``python script`` has it."""
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = [str(script)], [str(script.absolute().parent), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
 
 
 @contextlib.contextmanager

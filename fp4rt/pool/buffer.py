@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fp4rt.device import Device
-from fp4rt.errors import DeviceError, ShapeError, counted
+from fp4rt.errors import DeviceError, DtypeError, ShapeError, counted
 from fp4rt.pool.tag import PaddingTag
 from fp4rt.pool.upstream import host_array
 
@@ -61,15 +61,20 @@ class Buffer:
     tag: PaddingTag | None
 
     def __init__(self, pool: PaddedPool, block: Block, nbytes: int, tag: PaddingTag | None) -> None:
-        self._pool = pool
         self._block = block
+        self._pool = pool
         self.nbytes = nbytes
         self.tag = tag
 
     def __del__(self) -> None:
         # Runs wherever the last reference dies: in any thread, in the garbage collector, inside the pool's own lock.
         # So it takes no lock: a deque's append is atomic, with the interpreter lock and without it.
-        self._pool._returned.append(self._block)
+        pool = getattr(self, "_pool", None)  # none where Ctrl-C came first
+        if pool is not None:
+            pool._returned.append(self._block)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a pool's Buffer is a reference to memory and cannot be copied; copy an array made of it")
 
     @property
     def device(self) -> Device:
@@ -109,15 +114,17 @@ class Buffer:
 
         Args:
             shape: extent in elements; it must fit.
-            dtype: any NumPy dtype, those of ml_dtypes included.
+            dtype: any NumPy dtype but those that hold Python objects; those of ml_dtypes included.
 
         Raises:
             DeviceError: the memory is not on the host.
-            ShapeError: the array would be larger than the buffer.
+            ShapeError: the array would be larger than the buffer. DtypeError: its elements are Python objects.
         """
         if self.device.kind != "cpu":
             raise DeviceError(f"Buffer.numpy needs host memory, got a buffer on {self.device}; copy it first")
         dtype = np.dtype(dtype)
+        if dtype.hasobject:
+            raise DtypeError(f"Buffer.numpy needs a dtype of plain memory, got {dtype}, which holds references")
         needed = math.prod(shape) * dtype.itemsize
         if needed > self.nbytes:
             size = counted(needed, "byte")

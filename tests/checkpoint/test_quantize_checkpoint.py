@@ -13,6 +13,7 @@ import pytest
 import fp4rt
 from fp4rt import checkpoint
 from fp4rt.checkpoint.header import TensorEntry
+from fp4rt.checkpoint.joined import joined_modules
 from fp4rt.checkpoint.methods import (
     CANDIDATES,
     METHODS,
@@ -284,13 +285,54 @@ def test_quantized_head_is_not_listed_as_left_alone(tmp_path):
 def test_result_equals_the_public_function_bit_for_bit(model, quantized):
     plain, opened = checkpoint.open(model), checkpoint.open(quantized)
     assert len(opened.layers) > 10
+    joined = joined_modules(name.removesuffix(".weight") for name in opened.layers)
+    assert len(joined) > 5
     for name in opened.layers:
         q = opened.load(name)
         direct = fp4rt.quantize(plain[name], float(q.global_scale[0]), layout="linear")
         assert np.array_equal(q.data, direct.data)
         assert np.array_equal(q.scales, direct.scales)
-        automatic = fp4rt.global_scale(plain[name])
-        assert abs(int(automatic.view(np.int32)[0]) - int(q.global_scale.view(np.int32)[0])) <= 1
+        base = name.removesuffix(".weight")
+        together = joined.get(base, (base,))
+        automatic = min(float(fp4rt.global_scale(plain[f"{other}.weight"])[0]) for other in together)
+        bits = np.array([automatic], np.float32).view(np.int32)
+        assert abs(int(bits[0]) - int(q.global_scale.view(np.int32)[0])) <= 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors"])
+def test_layers_that_engines_join_have_one_global_scale(tmp_path, method, form):
+    names = ("a.q_proj", "a.k_proj", "a.v_proj", "a.o_proj", "b.experts.0.w1", "b.experts.0.w3", "b.experts.0.w2")
+    tensors = {f"{name}.weight": weights(seed=i) * 2.0**-i for i, name in enumerate(names)}
+    source, target = save_plain(tmp_path, **tensors), tmp_path / "q.safetensors"
+    report = checkpoint.quantize(source, target, checkpoint.QuantizeOptions(form=form, method=Method(method)))
+    opened = checkpoint.open(target)
+    scales = {name: float(opened.load(name).global_scale[0]) for name in names}
+    assert scales["a.q_proj"] == scales["a.k_proj"] == scales["a.v_proj"] < scales["a.o_proj"]
+    assert scales["b.experts.0.w1"] == scales["b.experts.0.w3"] < scales["b.experts.0.w2"]
+    alone = quantize_matrix(np.asarray(tensors["a.q_proj.weight"]), Method(method))
+    assert scales["a.q_proj"] == float(alone.global_scale[0])
+    notes = {row.name: row.note for shard in report.shards for row in shard.tensors}
+    assert notes["a.k_proj.weight"] == "one global scale with q_proj, v_proj"
+    assert notes["a.o_proj.weight"] == ""
+    own = Method("four-over-six" if method != "four-over-six" else "amax")
+    options = checkpoint.QuantizeOptions(
+        form=form, method=Method(method), override=lambda name, usual: own if "k_proj" in name else usual
+    )
+    checkpoint.quantize(source, tmp_path / "o.safetensors", options, overwrite=True)
+    opened = checkpoint.open(tmp_path / "o.safetensors")
+    scales = [float(opened.load(name).global_scale[0]) for name in names[:3]]
+    assert scales[0] == scales[2] != scales[1]  # quantized in another way
+
+
+def test_stacks_that_engines_join_have_one_global_scale_an_expert(tmp_path):
+    gate, up = (np.stack([weights(seed=i) * 2.0 ** -(i % 3) for i in seeds]) for seeds in ((0, 1), (2, 3)))
+    source = save_plain(tmp_path, **{"m.experts.gate_proj": gate, "m.experts.up_proj": up})
+    checkpoint.quantize(source, tmp_path / "q.safetensors")
+    opened = checkpoint.open(tmp_path / "q.safetensors")
+    of_gate, of_up = (np.asarray(opened[f"m.experts.{name}_weight_scale_2"]) for name in ("gate_proj", "up_proj"))
+    assert np.array_equal(of_gate, of_up)
+    assert of_gate[0] != of_gate[1]
 
 
 def save_plain(folder, **tensors):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -127,3 +128,27 @@ def test_the_fixture_passes_what_is_covered(assert_covers):
 def test_the_fixture_fails_with_the_report(assert_covers):
     with pytest.raises(CoverageError, match=r"never written: 8 bytes .* \(row 2, column 24\)"):
         assert_covers(lambda out: out.reshape(-1)[:-1].fill(0), np.empty((3, 4)))
+
+
+def test_a_script_finds_what_lies_beside_it_has_no_arguments_and_its_things_can_be_pickled(tmp_path, monkeypatch):
+    (tmp_path / "beside_the_script.py").write_text("SIZE = 64")
+    script = tmp_path / "checks.py"
+    script.write_text(
+        """
+import pickle, sys
+import numpy as np
+from beside_the_script import SIZE
+from fp4rt import coverage
+assert sys.argv == [__file__]
+class Thing:
+    pass
+def cover_all():
+    from beside_the_script import SIZE
+    assert isinstance(pickle.loads(pickle.dumps(Thing())), Thing)
+    return coverage.check(lambda out: out.fill(1), np.empty(SIZE, np.uint8))
+"""
+    )
+    monkeypatch.chdir("/")
+    before = list(sys.argv), list(sys.path)
+    assert run_checks(script)["all"]
+    assert (sys.argv, sys.path) == before

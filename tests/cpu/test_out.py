@@ -176,6 +176,18 @@ def test_relayout_into_its_own_memory_is_an_error() -> None:
     assert_same_bits(q.scales, before, "scales")
 
 
+@pytest.mark.parametrize("part", ["data", "scales"])
+def test_relayout_whose_global_scale_would_lie_in_its_source_is_an_error(part: str) -> None:
+    q = fp4rt.quantize(np.ones((8, 64), np.float32), layout="linear")
+    parts = {"data": q.data.copy(), "scales": q.scales.copy()}
+    source = fp4rt.QuantizedTensor(*parts.values(), q.global_scale, (8, 64), "linear")
+    inside = parts[part].reshape(-1)[4:8].view(np.float32)
+    out = fp4rt.QuantizedTensor(np.empty_like(q.data), np.empty((128, 4), np.uint8), inside, (8, 64), "128x4")
+    with pytest.raises(ShapeError, match="memory of its own"):
+        source.relayout("128x4", out=out)
+    assert np.array_equal(parts[part], getattr(q, part))
+
+
 def test_relayout_may_reuse_the_codes_of_its_source() -> None:
     q = fp4rt.quantize(source(128, 64))
     out = fp4rt.QuantizedTensor(q.data, np.empty_like(q.scales), q.global_scale, q.shape, "8x4")

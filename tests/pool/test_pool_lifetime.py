@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 
 import numpy as np
 import pytest
 
+from fp4rt.errors import DtypeError
 from fp4rt.pool import PaddedPool
 
 ROUNDS = 200
@@ -110,3 +113,18 @@ def test_array_in_a_cycle_comes_back_with_the_collector():
     del cycle
     gc.collect()
     assert in_use(pool) == 0
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_buffer_has_no_copies_that_would_give_its_memory_back_twice(duplicate):
+    pool = PaddedPool()
+    buffer = pool.allocate(1000)
+    with pytest.raises(TypeError, match="cannot be copied"):
+        duplicate(buffer)
+    del buffer
+    assert pool.stats().bytes_in_use == 0
+
+
+def test_memory_has_no_objects():
+    with pytest.raises(DtypeError, match="holds references"):
+        PaddedPool("poison").allocate(64).numpy((8,), object)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import sys
 import threading
 
 import pytest
 
-from fp4rt.pool import PaddedPool
+from fp4rt.pool import HostUpstream, PaddedPool
 
 THREADS, ROUNDS = 8, 10_000
 
@@ -101,3 +103,53 @@ def test_a_finalizer_may_allocate(pool, gpu):
         del last
     gc.collect()
     assert pool.stats().allocations == 50
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_leaves_no_lock_behind():
+    pool, raised = PaddedPool(), 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for turn in range(150):
+            try:  # again and again: where it comes while a buffer dies, it is lost
+                signal.setitimer(signal.ITIMER_REAL, 1e-4 + turn % 13 * 1e-5, 0.01)
+                while True:
+                    pool.allocate(100)
+            except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                raised += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert raised == 150
+    got = []
+    thread = threading.Thread(target=lambda: got.append(pool.allocate(100)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert got
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_child_allocates_though_another_thread_was_allocating_when_it_was_forked():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Slow(HostUpstream):
+        def alloc(self, *args):
+            if threading.current_thread() is not threading.main_thread():
+                inside.set()
+                go_on.wait(20)
+            return super().alloc(*args)
+
+    pool = PaddedPool(upstream=Slow())
+    thread = threading.Thread(target=pool.allocate, args=(100,))
+    thread.start()
+    assert inside.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it where it hangs
+        pool.allocate(5000)
+        os._exit(0)
+    go_on.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
