@@ -11,7 +11,7 @@ from fp4rt.checkpoint.formats import MODELOPT
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError
 
-__all__ = ["check_beside", "refuse_existing"]
+__all__ = ["check_beside", "describes_alone", "refuse_existing"]
 
 LISTED = 4
 
@@ -34,6 +34,12 @@ def check_beside(target: Path, content: bytes, overwrite: bool) -> Path:
             )
     refuse_existing(beside, overwrite)
     return beside
+
+
+def describes_alone(target: Path) -> bool:
+    """Whether a configuration lies beside the file ``target`` that describes it and no other."""
+    beside = target.parent / QUANT_CONFIG
+    return target.is_file() and beside.is_file() and not _described(target)
 
 
 def refuse_existing(path: Path, overwrite: bool) -> None:

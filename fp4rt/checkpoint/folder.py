@@ -23,6 +23,8 @@ SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 CONFIG = "config.json"
 QUANT_CONFIG = "hf_quant_config.json"
+STATE_FOLDER = ".fp4rt"  # of an unfinished run
+PUBLISHING = "publishing"  # in it, while finished files take the place of what lay there before
 MAX_JSON_BYTES = 200_000_000
 # Other copies of the weights; they would carry the model that was just converted along unconverted.
 OTHER_WEIGHTS = (
@@ -61,8 +63,8 @@ def locate(path: str | os.PathLike[str]) -> Location:
     """Find the files of a checkpoint; nothing but the index is read.
 
     Raises:
-        CheckpointError: there is no checkpoint, several without an index, a shard is missing, or an entry of the index
-            or a link leaves the folder.
+        CheckpointError: there is no checkpoint, several without an index, a shard is missing, an entry of the index or
+            a link leaves the folder, or a run was interrupted while it replaced one.
     """
     path = Path(path)
     if path.is_file():
@@ -71,6 +73,10 @@ def locate(path: str | os.PathLike[str]) -> Location:
         return Location(path, path.parent, (path,), None, {})
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such file or folder")
+    if (path / STATE_FOLDER / PUBLISHING).exists():
+        raise CheckpointError(
+            f"{path}: an unfinished run has replaced a part of what lay here; finish it by the same command"
+        )
     indices = sorted(path.glob(f"*{INDEX_SUFFIX}"))
     if len(indices) > 1:
         raise CheckpointError(f"{path}: several indices: {_names(indices)}; name the one to read")
@@ -179,11 +185,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return table
 
 
-def companions(location: Location) -> tuple[list[Path], list[Path]]:
-    """Files of the folder that go along with the weights, and those that do not, relative to the folder.
+def companions(location: Location, target: Path) -> tuple[list[Path], list[Path]]:
+    """Files of the folder that go along to ``target``, and those that do not, relative to the folder.
 
     Configuration that fp4rt writes itself, the index and the shards are in neither list. Other copies of the weights
-    are left; hidden files and folders are not looked at.
+    are left; hidden files and folders are not looked at, nor is ``target`` where it lies inside.
 
     Raises:
         CheckpointError: a link leaves the folder, or a file is no regular file.
@@ -193,7 +199,8 @@ def companions(location: Location) -> tuple[list[Path], list[Path]]:
     if location.index is not None:
         ours.add(location.index.name)
     for parent, folders, files in os.walk(location.folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        apart = (name for name in folders if Path(parent, name).resolve() != target.resolve())
+        folders[:] = sorted(name for name in apart if not name.startswith("."))
         for name in folders:
             if Path(parent, name).is_symlink():
                 check_link(Path(parent, name), location.folder)

@@ -1,7 +1,8 @@
 """What an unfinished run into a folder has done: a fingerprint of the run, and a record of every finished shard.
 
-It lies in ``OUT/.fp4rt`` and goes away with the end of the run. A record counts only if the shard it speaks of is there
-with that size and SHA-256; a shard without a record is written again.
+It lies in ``OUT/.fp4rt`` and goes away with the end of the run. There lie the finished shards, too, until all are: what
+lay in OUT before stays whole and readable until then. A record counts only if the shard it speaks of is there with that
+size and SHA-256; a shard without a record is written again.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fp4rt.checkpoint.folder import read_json
+from fp4rt.checkpoint.folder import PUBLISHING, STATE_FOLDER, read_json
 from fp4rt.checkpoint.plan import Plan
 from fp4rt.checkpoint.report import ShardReport, jsonable, shard_from_json
 from fp4rt.checkpoint.writer import CHUNK_BYTES, write_atomically
 from fp4rt.errors import CheckpointError
 from fp4rt.version import __version__
 
-__all__ = ["STATE_FOLDER", "Journal", "fingerprint", "sha256_of"]
+__all__ = ["Journal", "fingerprint", "sha256_of"]
 
-STATE_FOLDER = ".fp4rt"
 RUN = "run.json"
+RESULTS = "new"
 
 
 class Journal:
@@ -38,6 +40,7 @@ class Journal:
         """
         self.folder = target / STATE_FOLDER
         self.target = target
+        self.results = self.folder / RESULTS
         path = self.folder / RUN
         known = read_json(path).get("fingerprint") if path.is_file() else None
         if known is not None and known != run and not restart:
@@ -45,9 +48,14 @@ class Journal:
                 f"{target}: holds the unfinished output of another run (other options, source or version); "
                 "finish that run, or pass --overwrite"
             )
+        if self.results.is_symlink():
+            raise CheckpointError(f"{self.results}: is a link; remove it")
         if known != run:
             for record in self.folder.glob("*.json"):
                 record.unlink()
+            shutil.rmtree(self.results, ignore_errors=True)
+        self.results.mkdir(exist_ok=True)
+        if known != run:
             write_atomically(path, json.dumps({"fingerprint": run, "version": __version__}).encode())
 
     def finished(self, file: str) -> ShardReport | None:
@@ -56,7 +64,9 @@ class Journal:
         Raises:
             CheckpointError: the record itself is broken.
         """
-        record, shard = self.folder / f"{file}.json", self.target / file
+        record, shard = self.folder / f"{file}.json", self.results / file
+        if (self.folder / PUBLISHING).exists() and not shard.exists():
+            shard = self.target / file
         if not record.is_file() or shard.is_symlink() or not shard.is_file():
             return None
         report = shard_from_json(read_json(record))
@@ -70,15 +80,22 @@ class Journal:
         table = {key: value for key, value in asdict(report).items() if key != "resumed"}
         write_atomically(self.folder / f"{report.file}.json", json.dumps(jsonable(table)).encode())
 
+    def publish(self, files: Iterable[str], stale: Iterable[str]) -> None:
+        """All shards are finished: remove what is ``stale`` in the target, in this order, and move them there."""
+        (self.folder / PUBLISHING).touch()
+        for name in stale:
+            (self.target / name).unlink(missing_ok=True)
+        for name in files:
+            if (self.results / name).exists():  # else it was moved before an interruption
+                os.replace(self.results / name, self.target / name)
+
     def discard(self) -> None:
         """The run is refused: remove what it wrote, and its state."""
-        for record in self.folder.glob("*.json"):
-            if record.name != RUN:
-                (self.target / record.name.removesuffix(".json")).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """The run is complete: forget its state, what names the run last."""
+        """The run is complete, or refused: forget its state, what names the run last."""
+        (self.folder / PUBLISHING).unlink(missing_ok=True)
         for record in self.folder.glob("*.json"):
             if record.name != RUN:
                 record.unlink()

@@ -1,7 +1,8 @@
 """Carry out a plan: one file or a folder, by one worker or many, from the start or from where a run was interrupted.
 
-A folder OUT is claimed by a lock, filled shard by shard, and gets index, configuration and companions last. Nothing is
-written outside OUT, and no link inside it is followed.
+A folder OUT is claimed by a lock. Shards are written to its state folder; when all are there, they take the place of
+the checkpoint that lay in OUT before, if one did, and index, configuration and companions come last. Nothing is written
+outside OUT, and no link inside it is followed.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
-from fp4rt.checkpoint.beside import check_beside, refuse_existing
+from fp4rt.checkpoint.beside import check_beside, describes_alone, refuse_existing
 from fp4rt.checkpoint.claim import Claim
 from fp4rt.checkpoint.configs import folder_config, hf_quant_config
-from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, SUFFIX, companions
-from fp4rt.checkpoint.journal import STATE_FOLDER, Journal, fingerprint, json_bytes
+from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, STATE_FOLDER, SUFFIX, companions, read_json
+from fp4rt.checkpoint.journal import Journal, fingerprint, json_bytes
 from fp4rt.checkpoint.plan import Plan, ShardJob
 from fp4rt.checkpoint.report import RunReport, ShardReport
 from fp4rt.checkpoint.shard import write_shard
@@ -80,10 +81,13 @@ def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, pr
         raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
     with Claim(target.with_name(f".{target.name}.lock"), target):
         refuse_existing(target, overwrite)
-        if not plan.outcome.has_hf_quant_config:
-            report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
-            return
         beside = target.parent / QUANT_CONFIG
+        if not plan.outcome.has_hf_quant_config:
+            stale = overwrite and describes_alone(target)
+            report.shards.append(write_shard(plan.jobs[0], str(target.parent), target.name, progress))
+            if stale:
+                beside.unlink(missing_ok=True)
+            return
         with Claim(beside.with_name(f".{beside.name}.lock"), beside):
             content = json_bytes(hf_quant_config(plan.outcome))
             check_beside(target, content, overwrite)
@@ -101,18 +105,22 @@ def _write_folder(
     overwrite: bool,
     progress: Progress | None,
 ) -> None:
-    copied, left = companions(plan.store.location) if plan.store.location.is_folder else ([], [])
+    copied, left = companions(plan.store.location, target) if plan.store.location.is_folder else ([], [])
     ours = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
     try:
         with _claimed(target, overwrite):
             journal = Journal(target, fingerprint(plan), restart=overwrite)
             try:
-                done = _run_jobs(plan.jobs, target, journal, jobs, executor, progress)
+                stale = _stale(plan, target)
+                for relative in copied:
+                    _refuse_links(target, relative)
+                done = _run_jobs(plan.jobs, journal, jobs, executor, progress)
             except Fp4rtError:  # the same call would fail again: what it wrote is of no use
                 journal.discard()
                 raise
             report.shards.extend(done[job.file] for job in plan.jobs)
+            journal.publish([job.file for job in plan.jobs], stale)
             report.configuration += [*_write_index(plan, target), *_write_configuration(plan, target)]
             for relative in copied:
                 _copy_companion(plan.store.location.folder, target, relative)
@@ -150,9 +158,37 @@ def _claimed(target: Path, overwrite: bool) -> Claim:
             continue
 
 
+def _stale(plan: Plan, target: Path) -> list[str]:
+    """Files of a checkpoint in ``target`` that the result does not replace, in the order in which to remove them.
+
+    Raises:
+        CheckpointError: there are files that no index names, beside which a result without an index is not to be found.
+    """
+    new = {job.file for job in plan.jobs} | _configuration_files(plan)
+    index = plan.store.location.index
+    if index is not None:
+        new.add(index.name)
+    shards = {path.name for path in target.glob(f"*{SUFFIX}")}
+    indices = {path.name for path in target.glob(f"*{INDEX_SUFFIX}") if not path.is_symlink()}
+    named = {shard for name in indices for shard in _shards_named(target / name)}
+    old = shards & named if indices or len(shards) != 1 else shards
+    others = sorted(shards - old - new)
+    if others and index is None:
+        raise CheckpointError(f"{target}: holds {others[0]}, of which no index tells; name a folder of its own")
+    configuration = {CONFIG, QUANT_CONFIG} if old or indices else set()
+    return [name for part in (old, indices, configuration) for name in sorted(part - new)]
+
+
+def _shards_named(index: Path) -> list[str]:
+    try:
+        names = read_json(index).get("weight_map")
+    except CheckpointError:
+        return []
+    return [name for name in names.values() if isinstance(name, str)] if isinstance(names, dict) else []
+
+
 def _run_jobs(
     jobs: list[ShardJob],
-    target: Path,
     journal: Journal,
     workers: int,
     executor: Executor | None,
@@ -175,7 +211,7 @@ def _run_jobs(
     try:
         # Only threads of this process can report single tensors; other executors report whole shards.
         inner = (progress,) if own is not None else ()
-        futures = {pool.submit(write_shard, job, str(target), job.file, *inner): job for job in todo}
+        futures = {pool.submit(write_shard, job, str(journal.results), job.file, *inner): job for job in todo}
         try:
             for future in as_completed(futures):
                 report = future.result()
@@ -214,28 +250,26 @@ def _write_index(plan: Plan, target: Path) -> list[str]:
 
 def _write_configuration(plan: Plan, target: Path) -> list[str]:
     """What serving engines read. Returns the names of the files written."""
-    written = []
-    outcome = plan.outcome
-    config = plan.configuration.config
-    updated = folder_config(config, outcome, plan.float_dtype)
-    if config or updated:
+    written = _configuration_files(plan)
+    if CONFIG in written:
+        updated = folder_config(plan.configuration.config, plan.outcome, plan.float_dtype)
         write_atomically(target / CONFIG, json_bytes(updated))
-        written.append(CONFIG)
-    if outcome.has_hf_quant_config:
-        write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(outcome)))
-        written.append(QUANT_CONFIG)
-    return written
+    if QUANT_CONFIG in written:
+        write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(plan.outcome)))
+    return sorted(written)
+
+
+def _configuration_files(plan: Plan) -> set[str]:
+    config = plan.configuration.config
+    found = {CONFIG} if config or folder_config(config, plan.outcome, plan.float_dtype) else set()
+    return found | ({QUANT_CONFIG} if plan.outcome.has_hf_quant_config else set())
 
 
 def _copy_companion(source: Path, target: Path, relative: Path) -> None:
     """Copy one file, byte for byte, through no link of the target."""
-    folder = target
-    for part in relative.parent.parts:
-        folder = folder / part
-        if folder.is_symlink():
-            raise CheckpointError(f"{folder}: is a link; nothing is written through it")
-        folder.mkdir(exist_ok=True)
-    destination = folder / relative.name
+    _refuse_links(target, relative)
+    destination = target / relative
+    destination.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(destination)
     partial.unlink(missing_ok=True)
     try:
@@ -245,6 +279,15 @@ def _copy_companion(source: Path, target: Path, relative: Path) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _refuse_links(target: Path, relative: Path) -> None:
+    """Raises CheckpointError where a folder of the target, on the way to a file, is a link."""
+    folder = target
+    for part in relative.parent.parts:
+        folder = folder / part
+        if folder.is_symlink():
+            raise CheckpointError(f"{folder}: is a link; nothing is written through it")
 
 
 def _check_apart(plan: Plan, target: Path) -> None:

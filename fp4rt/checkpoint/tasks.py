@@ -45,7 +45,7 @@ def quantize(
         jobs: shards at once, by threads of this process.
         executor: any ``concurrent.futures.Executor`` that takes plain functions (processes, dask.distributed,
             mpi4py.futures); its workers must see both paths. The bytes written do not depend on it.
-        overwrite: replace what is there.
+        overwrite: replace what is there: the whole checkpoint that lies there, and not before the new one is complete.
         dry_run: write nothing, report what would be done.
         progress: called with bytes of the source as they are dealt with.
 

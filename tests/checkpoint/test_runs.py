@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.checkpoint_model import TINY, write_model
 from fp4rt import checkpoint
 from fp4rt.checkpoint import run as running
 from fp4rt.checkpoint.claim import Claim
@@ -109,7 +110,7 @@ def test_harmed_shard_is_written_again(harm, model, quantized, tmp_path, monkeyp
         stop_after(patch, 2)
         with pytest.raises(RuntimeError):
             checkpoint.quantize(model, tmp_path / "q")
-    shard = sorted((tmp_path / "q").glob("model-*"))[0]
+    shard = sorted((tmp_path / "q" / ".fp4rt" / "new").glob("model-*"))[0]
     content = bytearray(shard.read_bytes())
     shard.unlink()
     if harm == "flip a byte":
@@ -122,7 +123,7 @@ def test_harmed_shard_is_written_again(harm, model, quantized, tmp_path, monkeyp
         shard.symlink_to(tmp_path / "elsewhere")
     checkpoint.quantize(model, tmp_path / "q")
     assert read_tree(tmp_path / "q") == read_tree(quantized)
-    assert not shard.is_symlink()
+    assert not any(path.is_symlink() for path in (tmp_path / "q").iterdir())
 
 
 def test_unfinished_output_of_another_run_is_not_mixed_in(model, quantized, tmp_path, monkeypatch, read_tree):
@@ -136,6 +137,105 @@ def test_unfinished_output_of_another_run_is_not_mixed_in(model, quantized, tmp_
     checkpoint.quantize(model, tmp_path / "q", other, overwrite=True)
     assert read_tree(tmp_path / "q") != read_tree(quantized)
     assert checkpoint.verify(tmp_path / "q") == []
+
+
+def whole(folder, read_tree):
+    return {name: content for name, content in read_tree(folder).items() if not name.startswith(".fp4rt")}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, CheckpointError])
+def test_what_lies_in_the_target_stays_whole_until_all_is_finished(model, tmp_path, monkeypatch, read_tree, error):
+    checkpoint.quantize(model, tmp_path / "q")
+    before = read_tree(tmp_path / "q")
+    other = checkpoint.QuantizeOptions(method=checkpoint.Method("mse"))
+    checkpoint.quantize(model, tmp_path / "wanted", other)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 2, error)
+        with pytest.raises(error):
+            checkpoint.quantize(model, tmp_path / "q", other, overwrite=True)
+    assert whole(tmp_path / "q", read_tree) == before
+    assert (tmp_path / "q" / ".fp4rt").exists() == (error is RuntimeError)  # refused, or to be finished
+    assert checkpoint.verify(tmp_path / "q") == []
+    report = checkpoint.quantize(model, tmp_path / "q", other, overwrite=True)
+    assert sum(shard.resumed for shard in report.shards) == (2 if error is RuntimeError else 0)
+    assert read_tree(tmp_path / "q") == read_tree(tmp_path / "wanted")
+
+
+@pytest.mark.parametrize("where", ["_write_index", "_write_configuration", "_copy_companion"])
+def test_a_folder_in_the_middle_of_being_replaced_is_not_read_and_can_be_finished(
+    model, tmp_path, monkeypatch, read_tree, where
+):
+    (source := copy_of(model, tmp_path / "m")).joinpath("notes.txt").write_text("text")
+    checkpoint.quantize(source, tmp_path / "q")
+    other = checkpoint.QuantizeOptions(method=checkpoint.Method("mse"))
+    checkpoint.quantize(source, tmp_path / "wanted", other)
+
+    def fails(*arguments):
+        raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(running, where, fails)
+        with pytest.raises(RuntimeError):
+            checkpoint.quantize(source, tmp_path / "q", other, overwrite=True)
+    with pytest.raises(CheckpointError, match="finish it by the same command"):
+        checkpoint.verify(tmp_path / "q")
+    report = checkpoint.quantize(source, tmp_path / "q", other, overwrite=True)
+    assert all(shard.resumed for shard in report.shards)
+    assert read_tree(tmp_path / "q") == read_tree(tmp_path / "wanted")
+
+
+def one_file(folder):
+    """The model as a folder with one file and no index."""
+    write_model(folder, TINY, shards=1)
+    for index in folder.glob("*.index.json"):
+        index.unlink()
+    next(folder.glob("*.safetensors")).rename(folder / "model.safetensors")
+    return folder
+
+
+def test_nothing_is_left_of_what_a_result_replaces(model, quantized, tmp_path, read_tree):
+    one = one_file(tmp_path / "one")
+    steps = {
+        "four shards": lambda to, **o: checkpoint.quantize(model, to, **o),
+        "floats": lambda to, **o: checkpoint.dequantize(quantized, to, **o),
+        "one file": lambda to, **o: checkpoint.quantize(one, to, **o),
+        "another format": lambda to, **o: checkpoint.convert(quantized, to, "compressed-tensors", **o),
+        "a file again": lambda to, **o: checkpoint.quantize(one, to, checkpoint.QuantizeOptions(form="comfy"), **o),
+    }
+    for name, step in steps.items():
+        step(tmp_path / name)
+        step(tmp_path / "q", overwrite=True)
+        assert read_tree(tmp_path / "q") == read_tree(tmp_path / name), name
+
+
+def test_files_of_other_models_are_left_and_refused_beside_a_result_without_an_index(model, tmp_path):
+    one, target = one_file(tmp_path / "one"), tmp_path / "q"
+    checkpoint.quantize(model, target)
+    shard = next(target.glob("model-*.safetensors"))
+    shard.rename(target / "another.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds another.safetensors, of which no index tells"):
+        checkpoint.quantize(one, target, overwrite=True)
+    assert not (target / ".fp4rt").exists()
+    checkpoint.quantize(model, target, overwrite=True)
+    assert (target / "another.safetensors").exists()
+    assert checkpoint.verify(target) == []
+
+
+def test_a_configuration_that_described_a_replaced_file_alone_goes_with_it(model, tmp_path):
+    one = one_file(tmp_path / "one") / "model.safetensors"
+    checkpoint.quantize(one, tmp_path / "x.safetensors")
+    assert (tmp_path / "hf_quant_config.json").exists()
+    comfy = checkpoint.QuantizeOptions(form="comfy")
+    checkpoint.quantize(one, tmp_path / "x.safetensors", comfy, overwrite=True)
+    assert not (tmp_path / "hf_quant_config.json").exists()
+
+
+def test_a_target_inside_the_source_does_not_go_along_into_itself(model, tmp_path, read_tree):
+    source = copy_of(model, tmp_path / "m")
+    checkpoint.quantize(source, source / "out")
+    first = read_tree(source / "out")
+    checkpoint.quantize(source, source / "out", overwrite=True)
+    assert read_tree(source / "out") == first
 
 
 def test_broken_record_is_an_error_and_no_guess(model, tmp_path, monkeypatch):
