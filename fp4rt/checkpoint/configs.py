@@ -20,7 +20,7 @@ from fp4rt.checkpoint.detect import COMFY_METADATA, CONFIG_METADATA, CT_FORMAT, 
 from fp4rt.checkpoint.dtypes import FLOAT_TAGS
 from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import TensorEntry, printable
-from fp4rt.checkpoint.selection import EMBEDDING, NORM
+from fp4rt.checkpoint.selection import EXPERTS, NORM
 from fp4rt.errors import CheckpointError
 from fp4rt.format import BLOCK
 from fp4rt.version import __version__
@@ -32,6 +32,10 @@ KV_FP8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False
 # Embeddings of language models, and what their output head is called.
 TIED_TO = re.compile(r"(^|\.)(embed_tokens|wte)\.weight$")
 HEAD_NAME = "lm_head"
+# What is surely no linear module: linear ones, too, may be called something with "embed".
+EMBEDDING_TABLE = re.compile(
+    r"(^|\.)(embed_tokens\w*|(\w+_)?embeddings?|wte|wpe|shared|relative_attention_bias)$", re.IGNORECASE
+)
 OWN_METADATA = (COMFY_METADATA, CONFIG_METADATA, SHAPES_METADATA, FUSED_METADATA)
 
 
@@ -67,8 +71,8 @@ class Outcome:
 def kept_linears(entries: Iterable[TensorEntry], quantized: Iterable[str]) -> tuple[str, ...]:
     """Modules that stay floats, for the lists of modules to leave alone.
 
-    Those of unquantized linear weights; and the output head where it is tied to the embeddings: it is a linear module
-    without a tensor of its own, and a loader would look for its codes.
+    Those of unquantized linear weights and stacks of experts; and the output head where it is tied to the embeddings:
+    it is a linear module without a tensor of its own, and a loader would look for its codes.
 
     Args:
         entries: the unquantized tensors.
@@ -81,10 +85,13 @@ def kept_linears(entries: Iterable[TensorEntry], quantized: Iterable[str]) -> tu
         names.append(HEAD_NAME)
     for entry in entries:
         module = LayerName.of_weight(entry.name)
-        linear = entry.dtype in FLOAT_TAGS and len(entry.shape) == 2 and not module.bare
-        if linear and not EMBEDDING.search(module.base) and not NORM.search(module.base):
+        if entry.dtype not in FLOAT_TAGS or NORM.search(module.base):
+            continue
+        if len(entry.shape) == 3 and (not module.bare or EXPERTS.search(entry.name)):  # a stack of experts
+            names.append(module.base.rpartition(".")[0] if module.bare else module.base)
+        if len(entry.shape) == 2 and not module.bare and not EMBEDDING_TABLE.search(module.base):
             names.append(module.base)
-    return tuple(sorted(names))
+    return tuple(sorted(set(names)))
 
 
 def kv_cache_algorithm(configuration: Configuration) -> str | None:
@@ -186,7 +193,7 @@ def folder_config(config: dict[str, Any], outcome: Outcome, float_dtype: str | N
         outcome: what was written.
         float_dtype: dtype that dequantized layers have now, noted where the configuration names one.
     """
-    result = {key: value for key, value in config.items() if key != CONFIG_METADATA}
+    result = _without(config)
     quantization = quantization_config(outcome)
     if quantization is not None:
         result[CONFIG_METADATA] = quantization
@@ -194,6 +201,12 @@ def folder_config(config: dict[str, Any], outcome: Outcome, float_dtype: str | N
         if float_dtype is not None and isinstance(result.get(key), str):
             result[key] = float_dtype
     return result
+
+
+def _without(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration, and those of a model's parts in it, without their quantization."""
+    parts = {key: _without(value) if isinstance(value, dict) else value for key, value in config.items()}
+    return {key: value for key, value in parts.items() if key != CONFIG_METADATA}
 
 
 def file_metadata(source: dict[str, str], outcome: Outcome, layers: dict[str, Any], standalone: bool) -> dict[str, str]:

@@ -64,7 +64,7 @@ def read_configuration(store: Store) -> Configuration:
     )
     if config is not None:
         result.config = config
-        result.quantization = _object(config.get(CONFIG_METADATA), f"{folder / CONFIG}: {CONFIG_METADATA}")
+        result.quantization = _object(_quantization_of(config), f"{folder / CONFIG}: {CONFIG_METADATA}")
         _vote_for_method(result, result.quantization, CONFIG)
     if hf_quant is not None:
         result.hf_quant = hf_quant
@@ -81,6 +81,12 @@ def read_configuration(store: Store) -> Configuration:
     if marker is not None:
         result.vote(COMFY.name, f"tensor {printable(marker)}")
     return result
+
+
+def _quantization_of(config: dict[str, Any]) -> Any:
+    """``quantization_config``; of models with several parts, that of a part."""
+    parts = (part for part in config.values() if isinstance(part, dict) and CONFIG_METADATA in part)
+    return config[CONFIG_METADATA] if CONFIG_METADATA in config else next(parts, {}).get(CONFIG_METADATA)
 
 
 def detect(store: Store, configuration: Configuration, wanted: str | None = None) -> Format | None:

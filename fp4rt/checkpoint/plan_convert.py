@@ -59,8 +59,11 @@ def plan_convert(
     form = format_named(to)
     own_layout = scale_layout(form, layout)
     configuration, source, layers = _read_quantized(store, wanted)
-    if form.name != source.name:
-        _refuse_foreign(store, layers, form)
+    same = form.name == source.name
+    if not same:
+        _refuse_extras(store, layers, form)
+    if not same or configuration.quantization or configuration.hf_quant:  # which is written anew
+        _refuse_foreign(store, form)
     interleaved = read_orientation(store).interleaved
     operations: dict[str, Any] = {
         layer.data: _convert(store, layer, form, own_layout, interleaved) for layer in layers.values()
@@ -109,7 +112,8 @@ def plan_dequantize(store: Store, dtype: str, wanted: str | None = None) -> Plan
         wanted: the source's format where names and configuration do not tell.
     """
     configuration, _, layers = _read_quantized(store, wanted)
-    _refuse_foreign(store, layers, None)
+    _refuse_extras(store, layers, None)
+    _refuse_foreign(store, None)
     operations = {layer.data: Dequantize(layer, dtype, layer_bytes(store, layer)) for layer in layers.values()}
     outcome = Outcome(None)
     jobs = make_jobs(store, _with_copies(store, layers, operations), outcome)
@@ -124,20 +128,28 @@ def _read_quantized(store: Store, wanted: str | None) -> tuple[Configuration, Fo
     return configuration, form, catalog(store, form)
 
 
-def _refuse_foreign(store: Store, layers: dict[str, StoredLayer], form: Format | None) -> None:
-    """Refuse what another format would lose: other quantizations, and parts that change a layer's result."""
-    target = "a plain checkpoint" if form is None else form.name
+def _refuse_extras(store: Store, layers: dict[str, StoredLayer], form: Format | None) -> None:
+    """Refuse parts that change a layer's result, which another format would lose."""
     for layer in layers.values():
         if layer.extras:
             raise CheckpointError(
-                f"{store.path}: {printable(layer.extras[0])} changes what the layer computes; {target} cannot carry it"
+                f"{store.path}: {printable(layer.extras[0])} changes what the layer computes; {_named(form)} cannot "
+                "carry it"
             )
+
+
+def _named(form: Format | None) -> str:
+    return "a plain checkpoint" if form is None else form.name
+
+
+def _refuse_foreign(store: Store, form: Format | None) -> None:
+    """Refuse other quantizations: the configuration that is written does not tell of them."""
     for name in store:
         scaled = any(f"{name}{suffix}" in store for suffix in ("_scale", "_scale_inv"))
         if store.entry(name).dtype.startswith(("F8", "I8")) and scaled and name.endswith("weight"):
             raise CheckpointError(
                 f"{store.path}: {printable(name)} is quantized as {store.entry(name).dtype}, which fp4rt only copies; "
-                f"it cannot become part of {target}"
+                f"it cannot become part of {_named(form)}, whose configuration would not tell of it"
             )
 
 

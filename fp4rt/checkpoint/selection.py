@@ -23,15 +23,19 @@ from fp4rt.checkpoint.header import TensorEntry
 from fp4rt.errors import DtypeError, counted
 from fp4rt.format import BLOCK
 
-__all__ = ["DEFAULT_PATTERN", "RULES", "Selection", "matches"]
+__all__ = ["DEFAULT_PATTERN", "RULES", "Selection", "is_listed", "matches"]
 
 DEFAULT_PATTERN = "default"
+REGEX = "re:"
 
 # Last part of a module's name, or any part for embeddings and routers.
 EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared|relative_attention_bias)(\.|$)", re.IGNORECASE)
 NORM = re.compile(r"(^|\.)(\w*norm\w*|ln_\w+|ln\d*)$", re.IGNORECASE)
-HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer)$|^(model\.)?output$", re.IGNORECASE)
-ROUTER = re.compile(r"(^|\.)(\w*router\w*(\.\w+)*|gate|\w*expert_gate)$", re.IGNORECASE)
+HEAD = re.compile(
+    r"(^|\.)(lm_head|codec_head|embed_out|output_layer|shared_head\.head)$|^((language_model|llm)\.)?(model\.)?output$",
+    re.IGNORECASE,
+)
+ROUTER = re.compile(r"(^|\.)(\w*router\w*(\.\w+)*|gate(\.wg)?|\w*expert_gate)$", re.IGNORECASE)
 LEFT_BY_DEFAULT = ((NORM, "a norm"), (EMBEDDING, "an embedding"), (HEAD, "the output head"), (ROUTER, "a router"))
 EXPERTS = re.compile(r"(^|\.)experts\.")
 
@@ -122,6 +126,19 @@ def default_reason(entry: TensorEntry) -> str | None:
 def matches(pattern: str, tensor: str) -> bool:
     """Whether a glob fits a tensor's name or the name of its module."""
     return fnmatchcase(tensor, pattern) or fnmatchcase(LayerName.of_weight(tensor).base, pattern)
+
+
+def is_listed(entry: str, tensor: str) -> bool:
+    """Whether an entry of a list of modules to leave alone means that of a tensor.
+
+    It is a name, a glob, or a regular expression behind ``re:``, which compressed-tensors matches from the beginning.
+    """
+    if not entry.startswith(REGEX):
+        return matches(entry, tensor)
+    try:
+        return re.match(entry.removeprefix(REGEX), LayerName.of_weight(tensor).base) is not None
+    except re.error:
+        return False
 
 
 def unused(patterns: Sequence[str], tensors: Sequence[str]) -> list[str]:

@@ -12,8 +12,9 @@ from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
 from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.joined import joined_modules
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices, wrong_scales
-from fp4rt.checkpoint.selection import matches
+from fp4rt.checkpoint.selection import is_listed
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
@@ -42,7 +43,7 @@ def verify(
 
     Opening the store has checked headers and index already. Checked here: all parts present, with fitting dtypes and
     shapes; block scales neither NaN nor negative; padding of codes and scales zero; global scales finite and positive;
-    configuration and layers in agreement; the size that the index tells.
+    configuration and layers in agreement; one global scale where engines join layers; the size that the index tells.
 
     Args:
         store: the checkpoint.
@@ -64,7 +65,23 @@ def verify(
             store.release(tensor)
             if progress is not None:
                 progress(store.entry(tensor).nbytes)
-    return findings
+    broken = {finding.tensor for finding in findings if finding.severity == "error"}
+    sound = {layer.name.base: layer for layer in layers.values() if layer.name.weight not in broken}
+    return findings + list(_joined(store, sound))
+
+
+def _joined(store: Store, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+    """Layers that serving engines join, with different global scales; ComfyUI joins none."""
+    for module, together in sorted(joined_modules(layers).items()):
+        first, own = layers[together[0]], layers[module]
+        if own.form.name == COMFY.name or own.experts != first.experts:
+            continue
+        if not np.array_equal(global_scales(store, own), global_scales(store, first)):
+            message = (
+                f"has another global scale than {printable(first.name.base.rpartition('.')[2])}; engines that join the "
+                "two compute with one for both"
+            )
+            yield Finding("warning", own.name.weight, message)
 
 
 def _index(store: Store) -> Iterator[Finding]:
@@ -152,7 +169,7 @@ def _configuration(configuration: Configuration, layers: dict[str, StoredLayer])
     patterns = [*_strings(configuration.quantization.get("ignore"))]
     patterns += _strings(configuration.hf_quant.get("quantization", {}).get("exclude_modules"))
     for layer in layers.values():
-        excluded = next((pattern for pattern in patterns if matches(pattern, layer.name.weight)), None)
+        excluded = next((pattern for pattern in patterns if is_listed(pattern, layer.name.weight)), None)
         if excluded is not None and layer.form.name != COMFY.name:
             message = f"is quantized, but the configuration excludes it by {excluded!r}"
             yield Finding("error", layer.name.weight, message)

@@ -38,7 +38,9 @@ Target = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Shards written at once.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that lies there, once the new one is complete.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace the checkpoint that lies there, once the new one is complete.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would be done.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="List the tensors that stay as they are, too.")]
 From = Annotated[

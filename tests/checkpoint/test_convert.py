@@ -653,6 +653,14 @@ def test_layers_of_other_quantizations_are_not_carried_into_another_format(tmp_p
         checkpoint.convert(path, tmp_path / "y.safetensors", "comfy")
     checkpoint.convert(path, tmp_path / "y.safetensors", "modelopt", layout="128x4")  # the same format: copied
     assert bytes(TensorFile(tmp_path / "y.safetensors").raw("v.weight")) == bytes(32)
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    path.rename(folder / "model.safetensors")
+    layers = {"w": {"quant_algo": "W4A16_NVFP4", "group_size": 16}, "v": {"quant_algo": "FP8"}}
+    table = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(table))
+    with pytest.raises(CheckpointError, match=r"'v.weight' is quantized as F8_E4M3.*would not tell of it"):
+        checkpoint.convert(folder, tmp_path / "z", "modelopt")  # the same, but its description is written anew
 
 
 def test_fp8_cache_scheme_is_translated(tmp_path, files):

@@ -58,6 +58,10 @@ LEFT = {
     "transformer.h.0.ln_1.weight": "a norm",
     "lm_head.weight": "the output head",
     "output.weight": "the output head",
+    "language_model.output.weight": "the output head",
+    "model.layers.61.shared_head.head.weight": "the output head",
+    "talker.codec_head.weight": "the output head",
+    "model.layers.0.mlp.gate.wg.weight": "a router",
     "model.layers.0.mlp.gate.weight": "a router",
     "model.layers.0.block_sparse_moe.gate.weight": "a router",
     "model.layers.0.mlp.router.layer.weight": "a router",
@@ -280,6 +284,35 @@ def test_quantized_head_is_not_listed_as_left_alone(tmp_path):
         quantization = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]
         assert quantization["exclude_modules"] == ignored
         assert checkpoint.verify(tmp_path / "q.safetensors") == []
+
+
+def test_all_that_stays_floats_and_may_be_linear_is_listed(tmp_path):
+    x, stack = weights(shape=(32, 32)), np.stack([weights(shape=(32, 32))] * 2)
+    kept = {
+        "vision.patch_embedding.linear.weight": x,
+        "model.embed_vision.embedding_projection.weight": x,
+        "model.embed_tokens_extend.image_embed.img_projection.0.weight": x,
+        "model.layers.0.mlp.experts.gate_up_proj": stack,
+        "model.layers.0.moe.input_linear.weight": stack,
+        "lm_head.weight": x,
+    }
+    tables = {"model.embed_tokens.weight": x, "bert.embeddings.word_embeddings.weight": x, "a.norm.weight": x}
+    source = save_plain(tmp_path, **kept, **tables, **{"model.layers.0.q_proj.weight": x})
+    options = checkpoint.QuantizeOptions(selection=Selection(exclude=("*experts*",)))
+    checkpoint.quantize(source, tmp_path / "q.safetensors", options)
+    listed = json.loads((tmp_path / "hf_quant_config.json").read_text())["quantization"]["exclude_modules"]
+    modules = {name.removesuffix(".weight").removesuffix(".gate_up_proj") for name in kept}
+    assert listed == sorted(modules)
+
+
+def test_a_model_whose_part_is_quantized_already_is_refused(tmp_path):
+    folder = tmp_path / "m"
+    folder.mkdir()
+    save_plain(folder, **{"a.weight": weights()}).rename(folder / "model.safetensors")
+    config = {"model_type": "x", "text_config": {"quantization_config": {"quant_method": "compressed-tensors"}}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="is quantized already .quant_method 'compressed-tensors'"):
+        checkpoint.quantize(folder, tmp_path / "q")
 
 
 def test_result_equals_the_public_function_bit_for_bit(model, quantized):

@@ -132,6 +132,24 @@ def test_layer_that_the_configuration_excludes_is_found(files, tmp_path):
     assert finding.message == "is quantized, but the configuration excludes it by 'w*'"
 
 
+@pytest.mark.parametrize(("entry", "found"), [("re:.*w", True), ("re:w$", True), ("re:x", False), ("re:(", False)])
+def test_regular_expressions_exclude_as_in_compressed_tensors(entry, found, files, tmp_path):
+    files.make(tmp_path / "model.safetensors", files.compressed_tensors())
+    quantization = {"quant_method": "compressed-tensors", "ignore": [entry]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
+    messages = [finding.message for finding in checkpoint.verify(tmp_path)]
+    assert messages == [f"is quantized, but the configuration excludes it by {entry!r}"] * found
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors", "comfy"])
+def test_joined_layers_with_different_global_scales_are_a_warning(form, tmp_path):
+    x = np.random.default_rng(0).standard_normal((32, 64), np.float32)
+    parts = {f"a.{n}_proj": fp4rt.quantize(x * i, layout="linear") for n, i in (("q", 1), ("k", 1), ("v", 2), ("o", 3))}
+    checkpoint.save(tmp_path / "x.safetensors", parts, format=form)
+    found = [(finding.severity, finding.tensor) for finding in checkpoint.verify(tmp_path / "x.safetensors")]
+    assert found == ([] if form == "comfy" else [("warning", "a.v_proj.weight")])
+
+
 @pytest.mark.parametrize("size, said", [(5, "5"), ("9", "'9'"), (True, "True"), ([], "[]"), (math.nan, "nan")])
 def test_a_size_in_the_index_that_is_not_the_tensors_is_a_warning(size, said, quantized, tmp_path):
     shutil.copytree(quantized, tmp_path / "q")
