@@ -169,6 +169,8 @@ def check_array_out(
     function: str, out: Any, beside: ArrayView, shape: tuple[int, int], dtype: str, stream: Any
 ) -> ArrayView:
     """The view of an array to write a dense result to."""
+    if interop.wants_gradient(out):
+        raise DtypeError(f"{function} needs out that wants no gradient, which could not go through it; .detach() it")
     view = interop.view(out, "out", stream)
     _check_out_view(function, "out", view, beside, shape, dtype)
     return view

@@ -172,7 +172,8 @@ class PrepackedWeight:
         raise AttributeError(f"PrepackedWeight is frozen; {name!r} cannot be deleted")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PrepackedWeight, tuple(getattr(self, name) for name in _PARTS)
+        make = PrepackedWeight.unchecked if self._unchecked else PrepackedWeight
+        return make, tuple(getattr(self, name) for name in _PARTS)
 
     def __repr__(self) -> str:
         return f"PrepackedWeight(shape={self.shape}, version={self.version}, {interop.library_name(self.data)})"

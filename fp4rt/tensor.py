@@ -160,7 +160,7 @@ class QuantizedTensor:
 
     def __reduce__(self) -> tuple[Any, ...]:
         arguments = (self.data, self.scales, self.global_scale, self.shape, self.layout, self.padded_n)
-        return QuantizedTensor, arguments
+        return QuantizedTensor.unchecked if self._unchecked else QuantizedTensor, arguments
 
     def __repr__(self) -> str:
         padding = f", padded_n={self.padded_n}" if self.padded_n != self.shape[1] else ""

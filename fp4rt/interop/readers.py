@@ -22,7 +22,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import cuda_array_interface, dlpack, streams
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["is_array", "lasting", "library_name", "unchanged", "view"]
+__all__ = ["is_array", "lasting", "library_name", "unchanged", "view", "wants_gradient"]
 
 
 def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
@@ -144,6 +144,14 @@ def lasting(views: tuple[ArrayView, ...]) -> bool:
         if view.library != library or view.foreign:
             return False
     return True
+
+
+def wants_gradient(x: Any) -> bool:
+    """Whether a PyTorch tensor records what is done to it, which writing to its memory would escape."""
+    if not getattr(x, "requires_grad", False):
+        return False
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and torch.is_grad_enabled()
 
 
 def unchanged(views: tuple[ArrayView, ...], stream: Any) -> bool:

@@ -34,7 +34,9 @@ def from_host(array: np.ndarray, library: str, dtype: str | None = None) -> Any:
     if library == "jax":
         jax = sys.modules["jax"]
         if array.size == 0:
-            return jax.numpy.zeros(array.shape, dtypes.numpy_dtype(name))
+            host = jax.local_devices(backend="cpu")[0]
+            with jax.ensure_compile_time_eval(), jax.default_device(host):  # also while a function is traced
+                return jax.numpy.zeros(array.shape, dtypes.numpy_dtype(name))
         return jax.dlpack.from_dlpack(Export(array, array.ctypes.data, CPU, name, array.shape))
     return array if dtype is None or array.dtype.name == dtype else array.view(dtypes.numpy_dtype(dtype))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -423,3 +425,25 @@ def test_an_interpreter_ends_while_nobody_waits_for_a_program(place: Any, device
     command = [sys.executable, "-c", ENDING, kind, how]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
     assert (done.stdout, "Traceback" in done.stderr) == ("over\n", False)
+
+
+def test_no_rows_on_the_host_stay_there_also_while_a_function_is_traced() -> None:
+    host = jax.local_devices(backend="cpu")[0]
+    empty = jax.device_put(jnp.zeros((0, 64), jnp.float32), host)
+    found = []
+
+    def traced(x: Any) -> Any:
+        found.append(fp4rt.quantize(empty).data)
+        return x
+
+    jax.jit(traced)(1.0)
+    assert found[0].shape == (0, 32)
+    assert found[0].devices() == {host}
+
+
+def test_stacks_of_quantized_tensors_can_be_pickled_and_copied() -> None:
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 64), np.float32))
+    stacked = jax.vmap(fj.quantize)(x)
+    for again in (pickle.loads(pickle.dumps(stacked)), copy.deepcopy(stacked)):
+        alone = jax.vmap(fj.dequantize)(again)
+        assert (alone == jax.vmap(fj.dequantize)(stacked)).all()

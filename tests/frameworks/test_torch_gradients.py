@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp4rt  # noqa: E402
+from fp4rt.errors import DtypeError  # noqa: E402
 from fp4rt.torch import NVFP4Linear  # noqa: E402
 
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
@@ -274,3 +275,15 @@ def test_forward_and_backward_go_into_a_cuda_graph() -> None:
         x.grad = None
         captured(x).sum().backward()
         assert torch.equal(x.grad, expected)
+
+
+def test_a_result_is_not_written_into_what_records_gradients(device: str) -> None:
+    q = fp4rt.quantize(torch.randn(8, 16, device=device))
+    leaf = torch.zeros(8, 16, device=device, requires_grad=True)
+    for out in (leaf, leaf * 2):
+        with pytest.raises(DtypeError, match=r"wants no gradient.*\.detach"):
+            fp4rt.dequantize(q, out=out)
+    with torch.no_grad():
+        fp4rt.dequantize(q, out=leaf)
+    assert torch.equal(leaf.detach(), fp4rt.dequantize(q))
+    fp4rt.dequantize(q, out=leaf.detach())
