@@ -63,7 +63,7 @@ def check(
         The verdict; true where every promise holds.
 
     Raises:
-        DtypeError, ShapeError: an output cannot be written.
+        DtypeError, ShapeError: an output cannot be written, or the arguments do not go together.
     """
     if outputs is None:
         return check_allocations(run, guard=guard)
@@ -130,8 +130,15 @@ def check_partition(
 
     Returns:
         The verdict over all writers together: ``missed`` are the gaps; ``between`` names gaps and overlaps.
+
+    Raises:
+        DtypeError, ShapeError: the output cannot be written, is several arrays, or has no writer.
     """
-    (name, spec), *_ = _arrange(lambda _: None, output, tag)[0].items()
+    (name, spec), *others = _arrange(lambda _: None, output, tag)[0].items()
+    if others:
+        raise ShapeError(f"coverage: check_partition takes one array, got {', '.join([name, *(n for n, _ in others)])}")
+    if not writers:
+        raise ShapeError("coverage: check_partition needs at least one writer")
     written: dict[str, np.ndarray] = {}
     between: list[str] = []
     outputs: list[OutputVerdict] = []
@@ -161,6 +168,11 @@ def _arrange(
     run: Callable[..., Any], outputs: Any, tag: PaddingTag | None
 ) -> tuple[dict[str, Output], Callable[[list[Any]], Any]]:
     """Named outputs, and how to call ``run`` with the twins of their arrays."""
+    if tag is not None and isinstance(outputs, (QuantizedTensor, Mapping)):
+        raise ShapeError(
+            "coverage: tag is that of a single array; a QuantizedTensor knows its own, and each of several arrays is "
+            "given one as Output(array, tag)"
+        )
     if isinstance(outputs, QuantizedTensor):
         q = outputs
         return _quantized_outputs(q), lambda arrays: run(
@@ -172,6 +184,8 @@ def _arrange(
     many: Iterable[Any] = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
     listed = [_output(value, tag) for value in many]
     names = [output.name or (f"output {i}" if len(listed) > 1 else "output") for i, output in enumerate(listed)]
+    if len(set(names)) < len(names):
+        raise ShapeError(f"coverage: two outputs have one name: {', '.join(names)}")
     return dict(zip(names, listed, strict=True)), lambda arrays: run(*arrays)
 
 
@@ -190,6 +204,8 @@ def _quantized_outputs(q: QuantizedTensor) -> dict[str, Output]:
 
 def _memory(name: str, output: Output, guard: int, in_place: bool) -> OutputMemory:
     view = interop.view(output.array, name)
+    if guard < 0:
+        raise ShapeError(f"coverage: guard is a number of bytes, got {guard}")
     if output.tag is not None and output.tag.nbytes != view.nbytes:
         raise ShapeError(
             f"coverage: {name} has {counted(view.nbytes, 'byte')}, its tag's extent {output.tag.physical} has "

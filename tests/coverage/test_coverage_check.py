@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fp4rt
 from fp4rt import coverage
 from fp4rt.coverage import PATTERNS, CoverageError, Output
 from fp4rt.errors import DtypeError, ShapeError
@@ -397,3 +398,20 @@ def test_any_missed_byte_of_any_shape_is_found(m, columns, layout, draw):
     found = coverage.check(skip(tag, offset), scales_of(tag))["scales"].missed
     assert (found.count, found.first.offset, found.first.padding) == (1, offset, bool(tag.is_padding(offset)))
     assert coverage.check(honest(tag), scales_of(tag))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x, q, tag: coverage.check(lambda a: None, {"a": x}, tag=tag), "tag is that of a single array"),
+        (lambda x, q, tag: coverage.check(lambda a: None, q, tag=tag), "tag is that of a single array"),
+        (lambda x, q, tag: coverage.check(lambda *a: None, [coverage.Output(x, name="a")] * 2), "have one name"),
+        (lambda x, q, tag: coverage.check(lambda a: None, x, guard=-1), "guard is a number of bytes"),
+        (lambda x, q, tag: coverage.check_partition({"w": lambda a: None}, q), "check_partition takes one array"),
+        (lambda x, q, tag: coverage.check_partition({}, x), "at least one writer"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused_and_not_left_out(call, text):
+    x = np.zeros((4, 16), np.uint8)
+    with pytest.raises(ShapeError, match=text):
+        call(x, fp4rt.quantize(np.ones((4, 16), np.float32)), PaddingTag((4, 16), (4, 16)))
