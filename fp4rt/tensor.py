@@ -7,7 +7,7 @@ from typing import Any
 
 from fp4rt import interop
 from fp4rt.backend import QuantizedViews
-from fp4rt.errors import DtypeError
+from fp4rt.errors import DtypeError, ShapeError
 from fp4rt.layout import block_columns, data_shape, get_layout
 from fp4rt.tensor_checks import check_bytes, check_matrix_shape, check_one_float, check_padded_n, check_parts
 
@@ -90,7 +90,13 @@ class QuantizedTensor:
         check_one_float("QuantizedTensor", "global_scale", views[2])
         _set(self, "data", interop.as_uint8(data))
         _set(self, "scales", interop.as_uint8(scales))
-        _set(self, "global_scale", global_scale if views[2].shape == (1,) else global_scale.reshape(1))
+        if views[2].shape != (1,):
+            if not hasattr(global_scale, "reshape"):
+                raise ShapeError(
+                    f"QuantizedTensor needs a global_scale known only by DLPack with shape (1,), got {views[2].shape}"
+                )
+            global_scale = global_scale.reshape(1)
+        _set(self, "global_scale", global_scale)
         _set(self, "shape", (m, n))
         _set(self, "layout", known.name)
         _set(self, "padded_n", padded_n)

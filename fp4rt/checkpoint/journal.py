@@ -19,7 +19,7 @@ from typing import Any
 from fp4rt.checkpoint.folder import PUBLISHING, STATE_FOLDER, read_json
 from fp4rt.checkpoint.plan import Plan
 from fp4rt.checkpoint.report import ShardReport, jsonable, shard_from_json
-from fp4rt.checkpoint.writer import CHUNK_BYTES, write_atomically
+from fp4rt.checkpoint.writer import CHUNK_BYTES, sync_folder, write_atomically
 from fp4rt.errors import CheckpointError
 from fp4rt.version import __version__
 
@@ -88,6 +88,7 @@ class Journal:
         for name in files:
             if (self.results / name).exists():  # else it was moved before an interruption
                 os.replace(self.results / name, self.target / name)
+        sync_folder(self.target)
 
     def discard(self) -> None:
         """The run is refused: remove what it wrote, and its state."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from types import TracebackType
 
 from fp4rt.errors import DtypeError
@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 _current: ContextVar[PaddedPool] = ContextVar("fp4rt_pool", default=PaddedPool())  # noqa: B039  one pool for everybody
+_outer: ContextVar[tuple[PaddedPool, ...]] = ContextVar("fp4rt_outer_pools", default=())
 
 
 def current_pool() -> PaddedPool:
@@ -54,13 +55,15 @@ class use_pool:
             got, fill = (repr(pool), f"fill={pool!r}") if named else (type(pool).__name__, "")
             raise DtypeError(f"use_pool needs a PaddedPool, got {got}; make one with fp4rt.PaddedPool({fill})")
         self.pool = pool
-        self._tokens: list[Token[PaddedPool]] = []
 
     def __enter__(self) -> PaddedPool:
-        self._tokens.append(_current.set(self.pool))
+        _outer.set((*_outer.get(), _current.get()))
+        _current.set(self.pool)
         return self.pool
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.reset(self._tokens.pop())
+        *outer, before = _outer.get()
+        _outer.set(tuple(outer))
+        _current.set(before)

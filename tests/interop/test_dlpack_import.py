@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fp4rt
 from fp4rt import interop
 from fp4rt.errors import DeviceError, DtypeError, ShapeError
 
@@ -292,3 +293,12 @@ def test_host_and_device_arrays_together_name_both(producer: Any) -> None:
     with pytest.raises(DeviceError, match="a is on cpu but bias is on cuda:1"):
         interop.same_device(host, device)
     assert interop.same_device(host, host) == interop.CPU
+
+
+def test_a_global_scale_known_by_dlpack_alone_has_one_element_of_one_dimension(producer):
+    q = fp4rt.quantize(np.full((1, 16), 3, np.float32), 1.0)
+    parts = q.data, q.scales
+    for shape in ((), (1, 1)):
+        with pytest.raises(ShapeError, match=r"known only by DLPack with shape \(1,\)"):
+            fp4rt.QuantizedTensor(*parts, producer(np.ones(shape, np.float32)), q.shape, q.layout)
+    assert fp4rt.QuantizedTensor(*parts, producer(np.ones(1, np.float32)), q.shape, q.layout).shape == (1, 16)

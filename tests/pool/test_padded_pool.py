@@ -213,6 +213,35 @@ def test_use_pool_refuses_what_is_no_pool_at_once():
             use_pool(value)
 
 
+def test_one_use_pool_may_be_entered_by_threads_whose_blocks_overlap():
+    entered, found = use_pool(PaddedPool()), []
+    first_in, first_out = threading.Event(), threading.Event()
+    common = current_pool()
+
+    def first():
+        with entered:
+            first_in.set()
+            assert second_in.wait(20)
+        found.append(current_pool())
+        first_out.set()
+
+    def second():
+        assert first_in.wait(20)
+        with entered as pool:
+            second_in.set()
+            assert first_out.wait(20)
+            found.append(current_pool() is pool)
+        found.append(current_pool())
+
+    second_in = threading.Event()
+    threads = [threading.Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [common, True, common]
+
+
 def test_use_pool_ends_with_an_error_too():
     common, pool = current_pool(), PaddedPool()
 
