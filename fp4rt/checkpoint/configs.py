@@ -193,7 +193,7 @@ def folder_config(config: dict[str, Any], outcome: Outcome, float_dtype: str | N
         outcome: what was written.
         float_dtype: dtype that dequantized layers have now, noted where the configuration names one.
     """
-    result = _without(config)
+    result = _without_quantization(config)
     quantization = quantization_config(outcome)
     if quantization is not None:
         result[CONFIG_METADATA] = quantization
@@ -203,9 +203,9 @@ def folder_config(config: dict[str, Any], outcome: Outcome, float_dtype: str | N
     return result
 
 
-def _without(config: dict[str, Any]) -> dict[str, Any]:
+def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
     """A configuration, and those of a model's parts in it, without their quantization."""
-    parts = {key: _without(value) if isinstance(value, dict) else value for key, value in config.items()}
+    parts = {key: _without_quantization(value) if isinstance(value, dict) else value for key, value in config.items()}
     return {key: value for key, value in parts.items() if key != CONFIG_METADATA}
 
 

@@ -90,12 +90,8 @@ class Journal:
                 os.replace(self.results / name, self.target / name)
         sync_folder(self.target)
 
-    def discard(self) -> None:
-        """The run is refused: remove what it wrote, and its state."""
-        self.close()
-
     def close(self) -> None:
-        """The run is complete, or refused: forget its state, what names the run last."""
+        """The run is complete, or refused: remove its state and what is not published, what names the run last."""
         (self.folder / PUBLISHING).unlink(missing_ok=True)
         for record in self.folder.glob("*.json"):
             if record.name != RUN:

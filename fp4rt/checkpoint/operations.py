@@ -153,12 +153,12 @@ class Quantize:
         return max(self._reach_of(store, spec, method, index) for spec in self.joined or (self.source,))
 
     def _reach_of(self, store: Store, spec: TensorSpec, method: Method, index: int) -> float:
-        key = "reach", spec.name, method, index
-        if key not in store.notes:
+        key = spec.name, method, index
+        if key not in store.reaches:
             weight = store[spec.name]
             x = weight if self.target.experts is None else weight[index]
             try:
-                store.notes[key] = reach(np.require(x, requirements=("C", "A")), method)
+                store.reaches[key] = reach(np.require(x, requirements=("C", "A")), method)
             except NonFinite as error:
                 place = error.position if self.target.experts is None else (index, *error.position)
                 raise CheckpointError(
@@ -167,8 +167,7 @@ class Quantize:
                 ) from None
             if spec != self.source:
                 store.release(spec.name)
-        found: float = store.notes[key]
-        return found
+        return store.reaches[key]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
+from typing import Any
 
 from fp4rt.checkpoint.beside import check_beside, describes_alone, refuse_existing
 from fp4rt.checkpoint.claim import Claim
@@ -117,7 +118,7 @@ def _write_folder(
                     _refuse_links(target, relative)
                 done = _run_jobs(plan.jobs, journal, jobs, executor, progress)
             except Fp4rtError:  # the same call would fail again: what it wrote is of no use
-                journal.discard()
+                journal.close()
                 raise
             report.shards.extend(done[job.file] for job in plan.jobs)
             journal.publish([job.file for job in plan.jobs], stale)
@@ -164,7 +165,7 @@ def _stale(plan: Plan, target: Path) -> list[str]:
     Raises:
         CheckpointError: there are files that no index names, beside which a result without an index is not to be found.
     """
-    new = {job.file for job in plan.jobs} | _configuration_files(plan)
+    new = {job.file for job in plan.jobs} | set(_configuration(plan))
     index = plan.store.location.index
     if index is not None:
         new.add(index.name)
@@ -250,19 +251,20 @@ def _write_index(plan: Plan, target: Path) -> list[str]:
 
 def _write_configuration(plan: Plan, target: Path) -> list[str]:
     """What serving engines read. Returns the names of the files written."""
-    written = _configuration_files(plan)
-    if CONFIG in written:
-        updated = folder_config(plan.configuration.config, plan.outcome, plan.float_dtype)
-        write_atomically(target / CONFIG, json_bytes(updated))
-    if QUANT_CONFIG in written:
-        write_atomically(target / QUANT_CONFIG, json_bytes(hf_quant_config(plan.outcome)))
-    return sorted(written)
+    tables = _configuration(plan)
+    for name, table in tables.items():
+        write_atomically(target / name, json_bytes(table))
+    return list(tables)
 
 
-def _configuration_files(plan: Plan) -> set[str]:
+def _configuration(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The configuration that goes with a folder, by the file's name."""
     config = plan.configuration.config
-    found = {CONFIG} if config or folder_config(config, plan.outcome, plan.float_dtype) else set()
-    return found | ({QUANT_CONFIG} if plan.outcome.has_hf_quant_config else set())
+    updated = folder_config(config, plan.outcome, plan.float_dtype)
+    tables = {CONFIG: updated} if config or updated else {}
+    if plan.outcome.has_hf_quant_config:
+        tables[QUANT_CONFIG] = hf_quant_config(plan.outcome)
+    return tables
 
 
 def _copy_companion(source: Path, target: Path, relative: Path) -> None:

@@ -27,7 +27,7 @@ class Store(Mapping[str, np.ndarray]):
             CheckpointError: a file is broken, a tensor lies in two shards, or the index and the shards differ.
         """
         self.location: Location = locate(path)
-        self.notes: dict[Any, Any] = {}  # what operations remember of its tensors
+        self.reaches: dict[Any, float] = {}  # what quantizing has found of its weights, by name, method and expert
         self._state = self._files_state()
         self.files: dict[str, TensorFile] = {}
         self._home: dict[str, TensorFile] = {}

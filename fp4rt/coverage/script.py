@@ -7,7 +7,6 @@ def cover_my_kernel():
 from __future__ import annotations
 
 import contextlib
-import io
 import sys
 import traceback
 import types
@@ -35,15 +34,12 @@ def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
         ScriptError: its top level raises.
         OSError: it cannot be read.
     """
-    with open(script, "rb"):
-        pass  # what the script raises itself is told apart from this
+    source = script.read_bytes()  # what the script raises itself is told apart from this
     module = types.ModuleType(MODULE)
     module.__file__ = str(script)
     sys.modules[MODULE] = module  # what it defines can be pickled
     with _as_python_runs(script), _blaming(script, f"script {str(script)!r}"):
-        with io.open_code(str(script.absolute())) as file:
-            code = compile(file.read(), str(script), "exec", dont_inherit=True)
-        exec(code, module.__dict__)
+        exec(compile(source, str(script), "exec", dont_inherit=True), module.__dict__)
     names = vars(module)
     checks = {name.removeprefix(PREFIX): value for name, value in names.items() if name.startswith(PREFIX)}
     if not checks:
