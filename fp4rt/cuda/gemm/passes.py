@@ -3,15 +3,19 @@
 Why a pass, where the product has many tokens: its blocks would each decode what dozens of others decode too. Measured
 on one H200 with weights of 4096 x 4096. At 512 tokens: 28.6 us behind the pass, of which a second launch is some 0.8,
 and 27.4 with bf16 activations; 40 where eight warps of each block decode beside the products; and where four decode the
-first chunks and the others cost nothing, no less than behind the pass. At 1024: 48.8 us, and 47.3 were the pass an
-eighth of itself. Hiding the rest, each activation decoded once and handed over by flags in the order in which products
-need it, was tried in three places. By two idle warps of each block: 48.0 to 48.6, 1 % less at 2048, and with few rows
-half as long again, since an instruction beside wgmma takes some six cycles. By the 4 multiprocessors that the product
-leaves free: they decode 11 elements a ns each, and 25 are wanted. By all blocks before they multiply, each beginning
-with the columns that it decoded itself and hands to its cluster: nobody waits for the columns of others then, but eight
-warps decode in 3.1 us what the pass's 32 do in 0.8, and products begin at 6.5: 49.5. A pass of half as many
-instructions, or one that fetches the first weights for the product, is no faster: it writes as fast as what L2 holds
-can leave it.
+first chunks and the others cost nothing, no less than behind the pass. At 1024: 48.8 us; 46.3 without a pass, with the
+same values as bf16; some 47.5 behind a kernel that does nothing. Also tried at 1024, with right bits:
+
+- Idle warps of each block decode each value once, in the order of need: 48.0 to 48.6, and much more with few rows.
+- The producers' warps decode half of what their cluster needs: 72, since an instruction beside wgmma takes them more
+  than six cycles. More warps would have shared memory move 130 bytes a cycle, and it moves 128.
+- The 4 multiprocessors that the product leaves free decode what comes after the first quarter: 50.1. Each does 25
+  values a ns, as many as are wanted, but the product beside them takes 5 us more even where it waits for none of them.
+- All blocks decode a share, begin with it and hand it to the others by flags: 49.5. Until a block has its codes and
+  scales out of cold memory and decoded takes 2.5 us, until it has written them 3.4. (The cooperative launch that it
+  would need costs nothing.)
+- A pass of half as many instructions, or one that fetches the first weights for the product: no change, it writes as
+  fast as what L2 holds can leave it.
 
 Where the time goes, in us from the pass's first block: its blocks have arguments and instructions at 0.5, codes and
 scales out of cold memory at 1.5 to 2.4, all results written at 3.5 (8.4 MB in some 2); blocks of the product begin at
