@@ -108,7 +108,7 @@ def quantize(
         check_apart("quantize", target[:3], (source, None if own else scale))  # out's own scale stays as it is
     backend = _backend(source)
     result = backend.quantize(source, scale, known, padded_n, target, stream)
-    interop.hold_foreign(stream, source, scale, target)
+    _leave(stream, target, source, scale)
     return out if out is not None else cast(QuantizedTensor, result)
 
 
@@ -136,7 +136,7 @@ def dequantize(q: QuantizedTensor, dtype: Any = "float32", *, out: Any = None, s
         target = check_array_out("dequantize", out, views.data, q.shape, name, stream)
         check_apart("dequantize", (target,), views[:3])
     result = _backend(views.data).dequantize(views, name, target, stream)
-    interop.hold_foreign(stream, views, target)
+    _leave(stream, target, views)
     return out if out is not None else result
 
 
@@ -169,7 +169,7 @@ def relayout(
         check_apart("relayout", (target.scales,), views[:3])
         check_apart("relayout", (target.global_scale,), (views.data, views.scales))
     scales = _backend(views.data).relayout(views, known, target, stream)
-    interop.hold_foreign(stream, views, target)
+    _leave(stream, target, views)
     if out is not None:
         return out
     return QuantizedTensor.trusted(q.data, scales, q.global_scale, q.shape, known.name, q.padded_n)
@@ -239,7 +239,7 @@ def matmul(
         read = left if isinstance(left, QuantizedViews) else (left,)
         check_apart("matmul", (target,), (*read, *right, factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)
-    interop.hold_foreign(stream, left, right, factor, addend, target)
+    _leave(stream, target, left, right, factor, addend)
     return out if out is not None else result
 
 
@@ -303,7 +303,7 @@ def weight_values(b: QuantizedTensor | PrepackedWeight, out: Any, *, stream: Any
     dtype = check_dtype("weight_values", "out.dtype", out.dtype)
     target = check_array_out("weight_values", out, views.data, b.shape, dtype, stream)
     _backend(views.data).prepacked_values(views, restored, target, stream)
-    interop.hold_foreign(stream, views, restored, target)
+    _leave(stream, target, views, restored)
 
 
 def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:
@@ -329,6 +329,13 @@ def quantization_error(x: Any, q: QuantizedTensor) -> QuantizationError:
     from fp4rt.cpu.statistics import quantization_error as measure
 
     return measure(source, views)
+
+
+def _leave(stream: int, target: QuantizedViews | ArrayView | None, *read: Any) -> None:
+    """What follows the work that a call has given to a stream: memory is held for it, what it writes is counted."""
+    interop.hold_foreign(stream, *read, target)
+    if target is not None:
+        interop.note_written(target[:3] if isinstance(target, QuantizedViews) else (target,))
 
 
 def backends() -> dict[str, BackendStatus]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fp4rt.device import CPU, Device
 from fp4rt.interop.arrays import ArrayView, dense_strides, same_device
-from fp4rt.interop.readers import is_array, lasting, library_name, unchanged, view, wants_gradient
+from fp4rt.interop.readers import is_array, lasting, library_name, note_written, unchanged, view, wants_gradient
 from fp4rt.interop.results import as_uint8, from_device, from_host
 from fp4rt.interop.streams import hold, hold_foreign, order, stream_handle
 
@@ -27,6 +27,7 @@ __all__ = [
     "is_array",
     "lasting",
     "library_name",
+    "note_written",
     "order",
     "same_device",
     "stream_handle",

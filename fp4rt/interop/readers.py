@@ -22,7 +22,7 @@ from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.interop import cuda_array_interface, dlpack, streams
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["is_array", "lasting", "library_name", "unchanged", "view", "wants_gradient"]
+__all__ = ["is_array", "lasting", "library_name", "note_written", "unchanged", "view", "wants_gradient"]
 
 
 def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
@@ -152,6 +152,13 @@ def wants_gradient(x: Any) -> bool:
         return False
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor) and torch.is_grad_enabled()
+
+
+def note_written(views: tuple[ArrayView, ...]) -> None:
+    """Count a write in PyTorch's tensors among ``views``: a backward pass that has saved one of them then refuses."""
+    for view in views:
+        if view.library == "torch":
+            sys.modules["torch"].autograd.graph.increment_version(view.owner)
 
 
 def unchanged(views: tuple[ArrayView, ...], stream: Any) -> bool:

@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp4rt  # noqa: E402
+from fp4rt.api import weight_values  # noqa: E402
 from fp4rt.errors import DtypeError  # noqa: E402
 from fp4rt.torch import NVFP4Linear  # noqa: E402
 
@@ -287,3 +288,53 @@ def test_a_result_is_not_written_into_what_records_gradients(device: str) -> Non
         fp4rt.dequantize(q, out=leaf)
     assert torch.equal(leaf.detach(), fp4rt.dequantize(q))
     fp4rt.dequantize(q, out=leaf.detach())
+
+
+def written_by(function: str, device: str) -> tuple[Any, Any]:
+    """(a tensor that a call writes to, the call)."""
+    x = torch.randn(16, 32, device=device, dtype=torch.bfloat16)
+    q, out = fp4rt.quantize(x), torch.zeros(16, 32, device=device)
+    to = fp4rt.quantize(x, layout="linear")
+    square = torch.zeros(16, 16, device=device)
+    return {
+        "dequantize": (out, lambda: fp4rt.dequantize(q, out=out)),
+        "matmul": (square, lambda: fp4rt.matmul(x, q, out_dtype="float32", out=square)),
+        "weight_values": (out, lambda: weight_values(fp4rt.prepack(q), out)),
+        "relayout": (to.scales, lambda: fp4rt.relayout(q, "linear", out=to)),
+        "quantize, codes": (to.data, lambda: fp4rt.quantize(x, layout="linear", out=to)),
+        "quantize, global scale": (to.global_scale, lambda: fp4rt.quantize(x, layout="linear", out=to)),
+    }[function]
+
+
+@pytest.mark.parametrize("function", ["dequantize", "matmul", "weight_values", "quantize, global scale"])
+def test_a_backward_pass_refuses_what_was_written_to_after_it_was_saved(function: str, device: str) -> None:
+    written, call = written_by(function, device)
+    loss = (torch.ones((), device=device, requires_grad=True) * written).sum()
+    loss.backward(retain_graph=True)
+    call()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("function", ["relayout", "quantize, codes"])
+def test_a_write_to_codes_and_scales_is_counted(function: str, device: str) -> None:
+    written, call = written_by(function, device)
+    before = written._version
+    call()
+    assert written._version > before
+
+
+def test_writes_in_inference_mode_are_not_counted(device: str) -> None:
+    with torch.inference_mode():
+        written, call = written_by("dequantize", device)
+        call()
+    assert written.is_inference()
+    assert written.any()
+
+
+def test_a_weight_quantized_anew_between_the_passes_is_noticed(device: str) -> None:
+    layer, x = layer_and_batch(device)
+    loss, weight = layer(x).sum(), layer.weight()
+    fp4rt.quantize(torch.randn(OUT, 64, device=device), layout=weight.layout, out=weight)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
