@@ -155,10 +155,15 @@ def wants_gradient(x: Any) -> bool:
 
 
 def note_written(views: tuple[ArrayView, ...]) -> None:
-    """Count a write in PyTorch's tensors among ``views``: a backward pass that has saved one of them then refuses."""
-    for view in views:
-        if view.library == "torch":
-            sys.modules["torch"].autograd.graph.increment_version(view.owner)
+    """Count a write in PyTorch's tensors among ``views``: a backward pass that has saved one of them then refuses.
+
+    Memory of a pool that nobody has asked an array of is nobody's to save.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for view in views:
+            if isinstance(view.owner, torch.Tensor):
+                torch.autograd.graph.increment_version(view.owner)
 
 
 def unchanged(views: tuple[ArrayView, ...], stream: Any) -> bool:

@@ -102,6 +102,15 @@ def test_a_torch_parameter_that_requires_grad_is_only_read() -> None:
     assert interop.view(weight).pointer == weight.data_ptr()
 
 
+def test_writes_are_counted_in_tensors_and_not_in_memory_that_is_no_tensor_yet() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.zeros(2, 16)
+    before = tensor._version
+    buffer = interop.ArrayView(object(), "torch", interop.CPU, "uint8", (2, 16), (16, 1), 0)
+    interop.note_written((buffer, interop.view(np.zeros(3)), interop.view(tensor)))
+    assert tensor._version > before
+
+
 def test_arrays_without_memory_of_their_own_are_refused() -> None:
     torch = pytest.importorskip("torch")
     from torch._subclasses.fake_tensor import FakeTensorMode
