@@ -333,8 +333,11 @@ def test_writes_in_inference_mode_are_not_counted(device: str) -> None:
 
 
 def test_a_weight_quantized_anew_between_the_passes_is_noticed(device: str) -> None:
-    layer, x = layer_and_batch(device)
-    loss, weight = layer(x).sum(), layer.weight()
-    fp4rt.quantize(torch.randn(OUT, 64, device=device), layout=weight.layout, out=weight)
+    weight = fp4rt.quantize(torch.randn(OUT, 64, device=device), layout="linear")
+    parts = (weight.data, weight.scales, weight.global_scale, weight.layout)
+    x = torch.randn(5, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    loss = torch.ops.fp4rt.linear(x, *parts, None, False, None).sum()
+    loss.backward(retain_graph=True)
+    fp4rt.quantize(torch.randn(OUT, 64, device=device), layout="linear", out=weight)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
