@@ -11,9 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-import numpy as np
-
-from fp4rt import interop
+from fp4rt import fp32, interop
 from fp4rt.backend import PrepackedViews, QuantizedViews
 from fp4rt.errors import DtypeError, LayoutError, ScaleError, ShapeError
 from fp4rt.format import INPUT_DTYPES
@@ -113,17 +111,12 @@ def number_as_fp32(value: Any) -> float | None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         return None
     try:
-        return _as_fp32(value)
+        return fp32.nearest(value)
     except OverflowError:  # an integer beyond even fp64
         return math.inf if cast(Any, value) > 0 else -math.inf
 
 
-def _as_fp32(value: Any) -> float:
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
-
-
-_remembered_fp32 = lru_cache(maxsize=1024)(_as_fp32)  # keeping NumPy's warning away costs as much as a view
+_remembered_fp32 = lru_cache(maxsize=1024)(fp32.nearest)  # which costs as much as a view
 
 
 def check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any) -> ArrayView | float | None:
@@ -134,7 +127,7 @@ def check_global_scale(function: str, value: Any, beside: ArrayView, stream: Any
     if isinstance(scale, float):
         number = scale
     elif scale.device.kind == "cpu":
-        number = float(scale.bits().view(np.float32).reshape(()))
+        number = fp32.number_of(int(scale.bits().reshape(())))
     else:
         return scale  # on the device: looking would synchronize
     check_positive(function, number)
@@ -165,12 +158,16 @@ def _check_out_view(
         interop.same_device(beside, view)
 
 
+def _check_wants_no_gradient(function: str, name: str, out: Any) -> None:
+    if interop.wants_gradient(out):
+        raise DtypeError(f"{function} needs {name} that wants no gradient, which could not go through it; .detach() it")
+
+
 def check_array_out(
     function: str, out: Any, beside: ArrayView, shape: tuple[int, int], dtype: str, stream: Any
 ) -> ArrayView:
     """The view of an array to write a dense result to."""
-    if interop.wants_gradient(out):
-        raise DtypeError(f"{function} needs out that wants no gradient, which could not go through it; .detach() it")
+    _check_wants_no_gradient(function, "out", out)
     view = interop.view(out, "out", stream)
     _check_out_view(function, "out", view, beside, shape, dtype)
     return view
@@ -210,6 +207,7 @@ def _check_quantized_parts(function: str, views: QuantizedViews) -> None:
     scale_shape = views.layout.shape(m, views.columns)
     _check_out_view(function, "out.scales", views.scales, beside, scale_shape, "uint8")
     _check_out_view(function, "out.global_scale", views.global_scale, beside, (1,), "float32")
+    _check_wants_no_gradient(function, "out.global_scale", views.global_scale.owner)
     check_apart(function, (views.data,), (views.scales, views.global_scale))
     check_apart(function, (views.scales,), (views.global_scale,))
 

@@ -40,7 +40,7 @@ import numpy as np
 
 from fp4rt import interop
 from fp4rt.backend import PrepackedViews
-from fp4rt.errors import LayoutError
+from fp4rt.errors import LayoutError, ShapeError
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div, get_layout
 from fp4rt.tensor_checks import check_bytes, check_matrix_shape, check_one_float, check_padded_n, check_parts
@@ -60,6 +60,7 @@ __all__ = [
     "TILE_COLUMNS",
     "TILE_ROWS",
     "PrepackedWeight",
+    "check_packable",
     "check_version",
     "pack",
     "tiles_shape",
@@ -73,6 +74,7 @@ CHUNK_COLUMNS = 64
 TILE_CODE_BYTES = TILE_ROWS * TILE_COLUMNS // CODES_PER_BYTE
 TILE_BYTES = TILE_CODE_BYTES + TILE_ROWS * TILE_COLUMNS // BLOCK
 RECORD_BYTES = 16
+MOST_ROWS, MOST_COLUMNS = 1 << 32, BLOCK << 24  # that a record can name
 
 CODE_BITS = (6, 3, 0, 9)  # the lowest bit of a code's eem in its half-word, by fragment register q
 SIGN_BITS = (15, 12, 14, 13)  # and its sign
@@ -274,6 +276,15 @@ def check_version(weight: PrepackedWeight) -> None:
 def tiles_shape(n: int, k: int) -> tuple[int, int, int]:
     """Shape in bytes of the tiles of a weight (n, k)."""
     return ceil_div(k, TILE_COLUMNS), ceil_div(n, TILE_ROWS), TILE_BYTES
+
+
+def check_packable(n: int, k: int) -> None:
+    """Raises ShapeError where a record could not say which block it is of."""
+    if n > MOST_ROWS or k > MOST_COLUMNS:
+        raise ShapeError(
+            f"prepack takes a weight of at most {MOST_ROWS} rows and {MOST_COLUMNS} columns, got {(n, k)}; cut it "
+            "into parts"
+        )
 
 
 def pack(data: np.ndarray, scales: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fp4rt import interop
+from fp4rt import fp32, interop
 from fp4rt.cpu.kernels.bits import KINDS
 from fp4rt.layout import ScaleLayout
 from fp4rt.pool import PaddingTag, current_pool
@@ -68,10 +68,10 @@ def aligned(memory: np.ndarray) -> np.ndarray:
 
 
 def scalar(value: ArrayView | float) -> np.float32:
-    """An fp32 number, or the one element of an fp32 host view."""
-    if isinstance(value, float):
-        return np.float32(value)
-    return np.float32(value.bits().reshape(-1).view(np.float32)[0])
+    """An fp32 number, or the one element of an fp32 host view; no conversion, which could flush it."""
+    bits = np.uint32(fp32.bits_of(value)) if isinstance(value, float) else value.bits().reshape(-1)[0]
+    found: np.float32 = bits.view(np.float32)
+    return found
 
 
 def offsets(layout: ScaleLayout, columns: int, first_row: int, end_row: int) -> tuple[np.ndarray, np.ndarray]:

@@ -6,6 +6,7 @@ additions is free; the global scales come in with alpha. Columns from k on are n
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +18,7 @@ from fp4rt.cpu.kernels.bits import KINDS
 from fp4rt.cpu.kernels.prepacked import prepacked_rows
 from fp4rt.cpu.kernels.product import finish_rows, widen_rows
 from fp4rt.cpu.memory import Target, aligned, matrix, scalar
-from fp4rt.cpu.threads import map_rows
+from fp4rt.cpu.threads import map_rows, on_thread
 from fp4rt.format import FP32_MAX
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class _Operand(Protocol):
     """A matrix whose rows can be had in fp32."""
 
     shape: tuple[int, int]
-    scale: float  # the operand's values are rows / scale
+    scale: np.float32  # the operand's values are rows / scale
 
     def read(self, first: int, end: int, out: np.ndarray) -> None:
         """Rows ``first`` ... ``end`` into fp32 ``out``."""
@@ -43,8 +44,8 @@ class _Operand(Protocol):
 class _Quantized:
     def __init__(self, views: QuantizedViews) -> None:
         self.views, self.shape = views, views.shape
-        self.scale = float(scalar(views.global_scale))
-        self.products = Products(np.float32(1), "float32")
+        self.scale = scalar(views.global_scale)
+        self.products = Products(ONE, "float32")
 
     def read(self, first: int, end: int, out: np.ndarray) -> None:
         def run(begin: int, stop: int) -> None:
@@ -54,7 +55,7 @@ class _Quantized:
 
 
 class _Array:
-    scale = 1.0
+    scale = ONE
 
     def __init__(self, view: ArrayView) -> None:
         self.source = matrix(view)
@@ -71,11 +72,11 @@ class _Array:
 class _Prepacked:
     def __init__(self, views: PrepackedViews) -> None:
         self.shape = views.shape
-        self.scale = float(scalar(views.global_scale))
+        self.scale = scalar(views.global_scale)
         tiles = views.data.bits()
         self.row_tiles = tiles.shape[1]
         self.words = aligned(tiles.reshape(-1)).view(np.uint32)
-        self.products = Products(np.float32(1), "float32").bits.view(np.float32)
+        self.products = Products(ONE, "float32").bits.view(np.float32)
 
     def read(self, first: int, end: int, out: np.ndarray) -> None:
         def run(begin: int, stop: int) -> None:
@@ -107,7 +108,10 @@ def matmul(
     (m, k), n = left.shape, right.shape[0]
     library = a.data.library if isinstance(a, QuantizedViews) else a.library
     target = Target((m, n), out_dtype, out, library)
-    first, factor = _true_alpha(left.scale * right.scale) if alpha is None else (ONE, scalar(alpha))
+    if alpha is None:
+        first, factor = on_thread(lambda: _true_alpha(left.scale, right.scale))
+    else:
+        first, factor = ONE, scalar(alpha)
     addend = np.empty(n if bias is not None else 0, np.float32)
     if bias is not None:
         widen_rows(*matrix(bias), n, 0, addend)
@@ -122,10 +126,7 @@ def matmul(
             w = columns[: min(columns_a_block, n - j)]
             right.read(j, j + len(w), w)
             product = sums[: len(x) * len(w)].reshape(len(x), len(w))
-            with np.errstate(all="ignore"):  # NaN scales and infinite activations are values, not mistakes
-                np.matmul(x, w.T, out=product)
-                if first != ONE:
-                    product *= first
+            on_thread(functools.partial(_multiply, x, w, first, product))
             _finish(product, factor, addend, target.bits[i : i + len(x)], j, KINDS[out_dtype])
     return target.finish()
 
@@ -147,12 +148,20 @@ def _block_sizes(m: int, n: int, k: int) -> tuple[int, int]:
     return min(m, rows), min(n, rows)
 
 
-def _true_alpha(scales: float) -> tuple[np.float32, np.float32]:
+def _multiply(x: np.ndarray, w: np.ndarray, factor: np.float32, out: np.ndarray) -> None:
+    with np.errstate(all="ignore"):  # NaN scales and infinite activations are values, not mistakes
+        np.matmul(x, w.T, out=out)
+        if factor != ONE:
+            out *= factor
+
+
+def _true_alpha(left: np.float32, right: np.float32) -> tuple[np.float32, np.float32]:
     """1 / (product of the operands' global scales) in two factors, of which the first is a power of two.
 
     It is 1, and the second one is rounded once, unless that would take bits of it, or all: products may be normal
     numbers of fp32 where it is none.
     """
+    scales = float(left) * float(right)
     alpha = 1.0 / scales if scales else math.inf
     if LEAST_NORMAL <= abs(alpha) <= MOST_FINITE:
         return ONE, np.float32(alpha)

@@ -12,7 +12,7 @@ from fp4rt.backend import QuantizedViews
 from fp4rt.cpu.decode import Products
 from fp4rt.cpu.kernels.error import CLIPPED, COUNTERS, FLUSHED, LARGEST, NOISE, NONFINITE, POWERS, SIGNAL, error_rows
 from fp4rt.cpu.memory import flat_bytes, matrix, offsets, scalar
-from fp4rt.cpu.threads import map_rows
+from fp4rt.cpu.threads import map_rows, on_thread
 from fp4rt.format import AMAX_TARGET, BLOCK, E4M3, E4M3_NAN_BYTE
 from fp4rt.layout import ceil_div
 
@@ -73,7 +73,7 @@ def quantization_error(x: ArrayView, q: QuantizedViews) -> QuantizationError:
     source = matrix(x)
     global_scale = scalar(q.global_scale)
     products = Products(global_scale, "float32").bits.view(np.float32)
-    clip_limits = _clip_limits(global_scale)
+    clip_limits = on_thread(lambda: _clip_limits(global_scale))
     powers = np.empty((m, POWERS), np.float64)
     data, scales = flat_bytes(q.data), flat_bytes(q.scales)
     row_bytes = q.data.shape[1]
@@ -105,9 +105,9 @@ def quantization_error(x: ArrayView, q: QuantizedViews) -> QuantizationError:
 
 def _clip_limits(global_scale: np.float32) -> np.ndarray:
     """float64 (256,), by scale byte: the largest maximum of a block that does not clip."""
-    limits = np.full(256, AMAX_TARGET / float(global_scale) * (1 + FP32_ROUNDING))
     scales = np.abs(E4M3.values)
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # whoever made the tensor may have given it a global scale of 0
+        limits = np.full(256, np.float64(AMAX_TARGET) / np.float64(global_scale) * (1 + FP32_ROUNDING))
         factors = np.float32(1) / (scales * (np.float32(1) / global_scale))  # step 4 of fp4rt.format
     limits[(scales > 0) & np.isinf(factors)] = 0
     return limits

@@ -32,16 +32,18 @@ def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
     if not dtype.isnative or dtype.hasobject or dtype.names is not None:
         raise DtypeError(f"{name} has dtype {dtype}; wanted a plain dtype in native byte order")
     pointer, readonly = x.__array_interface__["data"]  # a third of the cost of x.ctypes
-    dtype_name, strides = _dtype_and_strides(dtype, x.strides, name)
+    dtype_name, strides = _dtype_and_strides(dtype, x.shape, x.strides, name)
     return ArrayView(x, "numpy", CPU, dtype_name, x.shape, strides, pointer, readonly, name)
 
 
 @lru_cache(maxsize=4096)  # programs have few shapes, and a call sees several arrays
-def _dtype_and_strides(dtype: np.dtype[Any], byte_strides: tuple[int, ...], name: str) -> tuple[str, tuple[int, ...]]:
-    """The dtype's name, and the strides in elements."""
+def _dtype_and_strides(
+    dtype: np.dtype[Any], shape: tuple[int, ...], byte_strides: tuple[int, ...], name: str
+) -> tuple[str, tuple[int, ...]]:
+    """The dtype's name, and the strides in elements; one that leads nowhere may be anything."""
     size = dtype.itemsize
-    for stride in byte_strides:
-        if stride % size:
+    for extent, stride in zip(shape, byte_strides, strict=True):
+        if stride % size and extent > 1 and 0 not in shape:
             raise ShapeError(f"{name} has byte strides {byte_strides}, not whole elements of {size} bytes; pass a copy")
     return dtype.name, tuple([stride // size for stride in byte_strides])
 
@@ -110,7 +112,7 @@ def _cuda_device(index: int) -> Device:
 
 
 def _cupy_reader(x: Any, name: str, stream: Any) -> ArrayView:
-    dtype, strides = _dtype_and_strides(x.dtype, x.strides, name)
+    dtype, strides = _dtype_and_strides(x.dtype, x.shape, x.strides, name)
     memory = x.data
     view = ArrayView(x, "cupy", _cuda_device(memory.device_id), dtype, x.shape, strides, memory.ptr, False, name)
     if stream is not None:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fp4rt import api
+from fp4rt import api, fp32
 from fp4rt.arguments import (
     ACTIVATION_DTYPES,
     check_dtype,
@@ -309,7 +309,10 @@ def _check_matrix(
 
 def _check_global_scale(value: Any) -> Any:
     scale = _scalar("global_scale", value)
-    number = value.item() if isinstance(value, np.ndarray) else number_as_fp32(value)
+    if isinstance(value, np.ndarray):
+        number: float | None = fp32.number_of(int(value.view(np.uint32).item()))
+    else:
+        number = number_as_fp32(value)
     if number is not None:  # known while tracing
         check_positive("quantize", number)
     return scale
@@ -318,7 +321,7 @@ def _check_global_scale(value: Any) -> Any:
 def _scalar(name: str, value: Any) -> Any:
     number = number_as_fp32(value)
     if number is not None:
-        return jnp.full((1,), number, jnp.float32)
+        return jnp.asarray(np.array([fp32.bits_of(number)], np.uint32).view(np.float32))
     if not hasattr(value, "dtype"):
         raise DtypeError(f"{name} must be a number or a float32 array, got {type(value).__name__}")
     if value.dtype != jnp.float32:

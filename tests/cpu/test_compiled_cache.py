@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from fp4rt.cpu.kernels import compiled
 
 WORK = """
 import warnings
@@ -89,3 +92,13 @@ def test_a_folder_that_cannot_be_made_costs_one_warning() -> None:
     if not folder.parent.is_dir():
         pytest.skip("needs /proc, where nobody can make a folder")
     assert_one_warning(run(folder), folder)
+
+
+def test_the_digest_covers_every_file_that_kernels_take_constants_from() -> None:
+    kernels, below = Path(compiled.__file__).parent, set()
+    for path in kernels.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fp4rt."):
+                below.add(str(node.module).removeprefix("fp4rt."))
+    below = {name for name in below if not name.startswith("cpu.kernels")} - {"cache_folder"}  # a place, no constant
+    assert {f"{name}.py" for name in below} == set(compiled.BELOW)

@@ -365,3 +365,47 @@ def test_a_caller_that_flushes_subnormals_changes_no_bit(first_call: str) -> Non
     kept = in_new_process(start + SUBNORMALS)
     assert in_new_process(start + FLUSH + SUBNORMALS) == kept
     assert "07" in kept or "77" in kept
+
+
+# A number that a call converts; tensors whose scales, and products whose terms, are subnormal numbers.
+SUBNORMAL_SCALES = """
+import ml_dtypes
+tiny, factor = numpy.array([1784060, 107044], numpy.uint32).view(numpy.float32)  # 2.5e-39 and 1.5e-40
+x = (numpy.arange(1, 65) * 1e36).astype(numpy.float32).reshape(1, 64)
+for scale in (2.5e-39, tiny, tiny.reshape(1)):
+    q = fp4rt.quantize(x, scale, layout="linear")
+    print(q.data.tobytes().hex(), q.scales.tobytes().hex(), q.global_scale.tobytes().hex())
+    print(fp4rt.matmul(numpy.full((1, 64), 1e-3, numpy.float16), q, out_dtype="float32").tobytes().hex())
+    print(fp4rt.quantization_error(x, q).clipped_blocks)
+w = fp4rt.quantize(numpy.full((5, 64), 1000, numpy.float32))
+a = numpy.full((1, 64), 1e4, numpy.float16)
+for alpha in (1.5e-40, factor, factor.reshape(1)):
+    print(fp4rt.matmul(a, w, alpha=alpha, out_dtype="float32").tobytes().hex())
+a = numpy.full((1, 64), 11, numpy.uint16).view(ml_dtypes.bfloat16)  # 1e-39
+print(fp4rt.matmul(a, w, out_dtype="float32").tobytes().hex())
+y = numpy.full((1, 16), 2e-38, numpy.float32)
+print(fp4rt.quantization_error(y, fp4rt.quantize(y, 3.4e38)).clipped_blocks)
+"""
+
+
+@OF_X86_64
+def test_a_caller_that_flushes_subnormals_has_scales_that_are_subnormal() -> None:
+    kept = in_new_process("import numpy, fp4rt\n" + SUBNORMAL_SCALES)
+    assert in_new_process("import numpy, fp4rt\n" + FLUSH + SUBNORMAL_SCALES) == kept
+
+
+@OF_X86_64
+def test_a_number_is_remembered_as_it_is_and_not_as_one_thread_has_seen_it() -> None:
+    code = """
+import threading
+x = numpy.ones((1, 16), numpy.float32)
+def flushing():
+    exec(FLUSH)
+    fp4rt.quantize(x, 3e-40)
+    fp4rt.matmul(x.astype("f2"), fp4rt.quantize(x), alpha=3e-40)
+thread = threading.Thread(target=flushing)
+thread.start()
+thread.join()
+print(fp4rt.quantize(x, 3e-40).global_scale.view(numpy.uint32)[0])
+"""
+    assert int(in_new_process(f"import numpy, fp4rt\nFLUSH = {FLUSH!r}\n" + code)) == 214087

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -447,3 +448,25 @@ def test_stacks_of_quantized_tensors_can_be_pickled_and_copied() -> None:
     for again in (pickle.loads(pickle.dumps(stacked)), copy.deepcopy(stacked)):
         alone = jax.vmap(fj.dequantize)(again)
         assert (alone == jax.vmap(fj.dequantize)(stacked)).all()
+
+
+def test_a_compiled_program_has_subnormal_numbers_too() -> None:
+    """XLA runs it with subnormals flushed, on the host."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        x = jnp.asarray((np.arange(1, 65) * 1e36).astype(np.float32).reshape(1, 64))
+        scale = jnp.asarray(np.array([1784060], np.uint32).view(np.float32))  # 2.5e-39
+        a = jnp.asarray(np.full((1, 64), 11, np.uint16).view(ml_dtypes.bfloat16))  # 1e-39
+        weight = fp4rt.quantize(np.full((5, 64), 1000, np.float32))
+        wanted, q = fp4rt.matmul(a, weight, out_dtype="float32"), fp4rt.quantize(x, scale)
+        assert wanted.min() > 0
+        weight = fp4rt.QuantizedTensor(
+            *map(jnp.asarray, (weight.data, weight.scales, weight.global_scale)), (5, 64), "128x4"
+        )
+        product = jax.jit(lambda a, b: fj.matmul(a, b, out_dtype=jnp.float32))(a, weight)
+        np.testing.assert_array_equal(product, wanted)
+        found = jax.jit(fj.quantize)(x, scale)
+        fixed = jax.jit(lambda x: fj.quantize(x, 2.5e-39))(x)
+    for got in (found, fixed):
+        np.testing.assert_array_equal(got.data, q.data)
+        np.testing.assert_array_equal(got.scales, q.scales)
+        assert np.asarray(got.global_scale).view(np.uint32)[0] == 1784060

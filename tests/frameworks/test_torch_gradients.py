@@ -341,3 +341,12 @@ def test_a_weight_quantized_anew_between_the_passes_is_noticed(device: str) -> N
     fp4rt.quantize(torch.randn(OUT, 64, device=device), layout="linear", out=weight)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_global_scale_that_wants_a_gradient_is_not_written_to(device: str) -> None:
+    q = fp4rt.quantize(torch.ones(4, 64, device=device))
+    scale = torch.ones(1, device=device, requires_grad=True)
+    out = fp4rt.QuantizedTensor(q.data, q.scales, scale, q.shape, q.layout)
+    with pytest.raises(DtypeError, match=r"out\.global_scale that wants no gradient"):
+        fp4rt.quantize(torch.ones(4, 64, device=device), out=out)
+    assert scale.item() == 1

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import fp4rt
 from fp4rt import interop
 from fp4rt.errors import DeviceError, DtypeError, ShapeError
 
@@ -150,6 +151,16 @@ def test_numpy_arrays_that_cannot_be_read_as_they_are() -> None:
     uneven = np.zeros(4, [("a", "f4"), ("b", "u1")])["a"]
     with pytest.raises(ShapeError, match="not whole elements"):
         interop.view(uneven)
+
+
+def test_a_stride_that_leads_nowhere_may_be_anything() -> None:
+    memory = np.zeros(4 * 258, np.uint8)
+    rows = np.ndarray((4, 64), np.float32, memory.data, strides=(258, 4))
+    with pytest.raises(ShapeError, match="not whole elements"):
+        interop.view(rows)
+    assert interop.view(rows[:1]).contiguous
+    assert interop.view(rows[:0]).size == 0
+    assert fp4rt.quantize(rows[:1]).shape == (1, 64)
 
 
 def test_numpy_scalars_are_arrays_of_no_dimensions() -> None:

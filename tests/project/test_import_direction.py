@@ -17,7 +17,7 @@ KERNELS = ROOT / "kernels_src"
 # Rooms of the package from the ground up; a room may import from lower levels and from itself, not from its neighbours.
 LEVELS = (
     ("errors", "version", "cache_folder"),
-    ("format", "device"),
+    ("format", "fp32", "device"),
     ("layout", "sources"),
     ("interop", "pool"),
     ("backend", "tensor_checks"),

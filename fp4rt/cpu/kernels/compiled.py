@@ -19,7 +19,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from fp4rt import format as number_format
 from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 
 __all__ = [
@@ -35,6 +34,7 @@ __all__ = [
     "element_function",
 ]
 
+BELOW = ("format.py", "prepacked.py")  # files of the package whose constants become part of the kernels
 # Types of kernel arguments.
 COUNT = numba.int64
 FLAG = numba.boolean
@@ -116,7 +116,7 @@ def _discard(folder: Path, function: Callable[..., Any]) -> bool:
 def _digest() -> str:
     """Names the sources that the kernels consist of, and the numba that compiles them."""
     digest = hashlib.sha256(numba.__version__.encode())
-    for path in (*sorted(Path(__file__).parent.glob("*.py")), Path(number_format.__file__)):
+    for path in (*sorted(Path(__file__).parent.glob("*.py")), *(Path(__file__).parents[2] / name for name in BELOW)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
