@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 
 def main() -> None:
     """Run the command line of this process and exit with its status, which ``fp4rt --help`` explains."""
     _settle_streams()
-    from fp4rt.cli import run
+    status = 1
+    try:
+        from fp4rt.cli import run
 
-    sys.exit(run(sys.argv[1:]))
+        status = run(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:  # before a command has begun
+        status = 130
+    except OSError as error:  # of standard output: commands see to their own files
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output: {error.strerror or error}", file=sys.stderr)
+        status = status or 1
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere
+    sys.exit(status)
 
 
 def _settle_streams() -> None:

@@ -37,7 +37,7 @@ from fp4rt.arguments import (
 from fp4rt.backend import Backend, BackendStatus, Explanation, PrepackedViews, QuantizedViews
 from fp4rt.errors import BackendUnavailable, DeviceError, ShapeError
 from fp4rt.layout import get_layout
-from fp4rt.prepacked import PrepackedWeight
+from fp4rt.prepacked import PrepackedWeight, check_packable
 from fp4rt.tensor import QuantizedTensor
 from fp4rt.tensor_checks import check_padded_n
 
@@ -269,10 +269,14 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
     On the CPU products take either form, and the plain one faster.
 
     Args:
-        b: QuantizedTensor (n, k), any layout.
+        b: QuantizedTensor (n, k), any layout; k up to 2^28.
         stream: CUDA stream; the current one of b's library where None.
+
+    Raises:
+        ShapeError: b has more rows or columns than the tiles can count. DtypeError: it is not a QuantizedTensor.
     """
     views = check_quantized("prepack", "b", b, stream)
+    check_packable(*views.shape)
     stream = interop.stream_handle(stream, views.data)
     result = _backend(views.data).prepack(views, stream)
     interop.hold_foreign(stream, views)
@@ -344,7 +348,7 @@ def backends() -> dict[str, BackendStatus]:
     for kind in ("cpu", "cuda"):
         try:
             found[kind] = _load_backend(kind).status()
-        except (BackendUnavailable, ImportError) as error:
+        except Exception as error:
             found[kind] = BackendStatus(kind, False, str(error))
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,10 @@ def bench(
     passed = arguments or []
     if passed[:1] == ["--"]:
         passed = passed[1:]
-    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *passed], cwd=folder.parent)
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # files are named from where one stands, modules are not
+    places = [str(folder.parent), *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    done = subprocess.run([sys.executable, "-m", f"bench.{name}", *passed], env=environment)
     raise typer.Exit(done.returncode)
 
 

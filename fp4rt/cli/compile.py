@@ -37,7 +37,7 @@ def compile_kernels(
         started = time.monotonic()
         specs = kernel_set.kernels_for(target)
         for spec in specs:
-            for resources in spec.compile(target.name).resources():
+            for resources in spec.compile(target.name, must_keep=True).resources():
                 rows.append(
                     {
                         "arch": target.name,

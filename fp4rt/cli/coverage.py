@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +28,8 @@ def coverage(
 ) -> None:
     """Say which bytes kernels never write: runs the functions of SCRIPT named cover_..., each returning a verdict."""
     try:
-        verdicts = run_checks(script, only)
+        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+            verdicts = run_checks(script, only)  # a script may print
     except ScriptError as error:
         traceback.print_exception(error.__cause__)
         raise

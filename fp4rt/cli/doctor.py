@@ -27,15 +27,13 @@ PACKAGES = (
 @failing
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False) -> None:
     """Show which backends are usable here and, where one is not, why and what to do."""
-    from fp4rt.cpu.threads import THREADS_VARIABLE, thread_count  # numba comes with it
-
     backends = [status._asdict() for status in fp4rt.backends().values()]
     facts = {
         "fp4rt": fp4rt.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
-        "threads": f"{thread_count()} ({THREADS_VARIABLE} = {os.environ.get(THREADS_VARIABLE, 'unset')})",
+        "threads": _threads(),
         "cache folder": f"{cache_folder()} ({CACHE_VARIABLE} = {os.environ.get(CACHE_VARIABLE, 'unset')})",
         "cache writable": _writable(),
         "CUDA sources": _sources(),
@@ -49,6 +47,15 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
         print(f"{backend['name']}: {'usable' if backend['usable'] else 'not usable'}{devices}: {backend['reason']}")
     for name, value in facts.items():
         print(f"{name}: {_text(value)}")
+
+
+def _threads() -> str:
+    from fp4rt.cpu.threads import THREADS_VARIABLE, thread_count  # numba comes with it
+
+    try:
+        return f"{thread_count()} ({THREADS_VARIABLE} = {os.environ.get(THREADS_VARIABLE, 'unset')})"
+    except Fp4rtError as error:
+        return str(error)
 
 
 def _version(package: str) -> str | None:
@@ -68,7 +75,7 @@ def _cuda() -> dict[str, str]:
     """Driver, NVRTC, headers and devices, or why nothing is known: this command never fails for what it asks about."""
     try:
         facts = importlib.import_module("fp4rt.cuda.status").describe()
-    except (Fp4rtError, ImportError, OSError, RuntimeError) as error:
+    except Exception as error:
         return {"CUDA": f"not available: {' '.join(str(error).splitlines())}"}
     return {f"CUDA {name}": _text(value) for name, value in facts.items()}
 

@@ -140,7 +140,8 @@ def _verify_two(a: Path, b: Path, form: str | None, min_sqnr: float | None, verb
     with bar("compare", left.nbytes, quiet=as_json) as progress:
         rows = compare(left, Store(b), (form, form), progress)
     missing = [row for row in rows if not row.matches]
-    far = [row for row in rows if min_sqnr is not None and row.sqnr_db is not None and row.sqnr_db < min_sqnr]
+    decibels = {row.name: row.sqnr_db for row in rows if row.sqnr_db is not None}
+    far = {name: found for name, found in decibels.items() if min_sqnr is not None and found < min_sqnr}
     if as_json:
         print_json(
             jsonable({"a": str(a), "b": str(b), "ok": not missing and not far, "tensors": list(map(asdict, rows))})
@@ -155,8 +156,8 @@ def _verify_two(a: Path, b: Path, form: str | None, min_sqnr: float | None, verb
             print_table(result)
         counts = Counter(row.verdict for row in rows)
         print(", ".join(counted(count, text, VERDICTS.get(text, text)) for text, count in counts.most_common()))
-        for row in far:
-            note(f"{clean(row.name)}: {decibel(row.sqnr_db or -math.inf)} dB is below --min-sqnr {min_sqnr:g}")
+        for name, found in far.items():
+            note(f"{clean(name)}: {decibel(found)} dB is below --min-sqnr {min_sqnr:g}")
     if missing or far:
         raise typer.Exit(BAD_INPUT)
 

@@ -30,7 +30,7 @@ SHOWN = 200  # characters of a metadata string
 
 def write_page(found: Inspection, path: Path) -> None:
     """Write the page; every text of the checkpoint is escaped."""
-    write_atomically(path, _page(found).encode())
+    write_atomically(path, _page(found).encode("utf-8", "backslashreplace"))
 
 
 def _page(found: Inspection) -> str:

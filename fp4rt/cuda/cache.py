@@ -36,16 +36,24 @@ def entry_key(source: str, defines: Defines, arch: str, *, fmad: bool = False) -
     return digest.hexdigest()
 
 
-def cached_compile(source: str, defines: Defines, arch: str, *, fmad: bool = False) -> CompiledKernel:
-    """:func:`~fp4rt.cuda.compiler.compile_kernel` through the disk: same arguments, result and errors."""
+def cached_compile(
+    source: str, defines: Defines, arch: str, *, fmad: bool = False, must_keep: bool = False
+) -> CompiledKernel:
+    """:func:`~fp4rt.cuda.compiler.compile_kernel` through the disk: same arguments, result and errors.
+
+    Raises:
+        OSError: the folder cannot be used, and ``must_keep`` says that this is no mere warning.
+    """
     key = entry_key(source, defines, arch, fmad=fmad)
     path = cache_folder() / f"{key}.kernel"
-    found = _read(path, key)
+    found = _read(path, key, must_keep)
     if found is None:
         found = compile_kernel(source, defines, arch, fmad=fmad)
         try:
             write_entry(path, _pack(found, key))
         except OSError as error:
+            if must_keep:
+                raise
             _warn_once(path.parent, error)
     return found
 
@@ -69,12 +77,14 @@ def _unpack(content: bytes, key: str) -> CompiledKernel | None:
     return CompiledKernel(image=payload[end:], log=payload[_LENGTH_BYTES:end].decode())
 
 
-def _read(path: Path, key: str) -> CompiledKernel | None:
+def _read(path: Path, key: str, must_keep: bool) -> CompiledKernel | None:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:  # made by another user, a file where the folder should be, ...
+        if must_keep:
+            raise
         _warn_once(path.parent, error)
         return None
     return _unpack(content, key)  # None for a truncated, foreign or renamed entry: compiled again and replaced

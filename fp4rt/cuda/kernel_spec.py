@@ -30,9 +30,9 @@ class KernelSpec:
         """Whether the kernel exists for ``target``."""
         return not self.archs or (target.number in self.archs and target.specific)
 
-    def compile(self, arch: str) -> CompiledKernel:
-        """Through the disk cache, for a target's name; needs no GPU."""
-        return cached_compile(self.source, dict(self.defines), arch, fmad=self.fmad)
+    def compile(self, arch: str, *, must_keep: bool = False) -> CompiledKernel:
+        """Through the disk cache, for a target's name; needs no GPU. ``must_keep``: OSError where it cannot be kept."""
+        return cached_compile(self.source, dict(self.defines), arch, fmad=self.fmad, must_keep=must_keep)
 
     def on(self, device: int) -> Kernel:
         """Loaded on a device."""

@@ -22,7 +22,7 @@ def status() -> BackendStatus:
     """Whether the CUDA backend can run here."""
     try:
         import cupy
-    except (ImportError, OSError) as error:
+    except Exception as error:  # what an import of CuPy raises depends on what is broken
         return BackendStatus("cuda", False, f"CuPy cannot be imported ({error}); {_INSTALL}")
     runtime = cupy.cuda.runtime
     try:
@@ -71,7 +71,7 @@ def _versions() -> dict[str, Any]:
         found["nvrtc"], found["archs"] = str(error), []
     try:
         import cupy
-    except (ImportError, OSError) as error:
+    except Exception as error:  # what an import of CuPy raises depends on what is broken
         return {"driver": "unknown without CuPy", "runtime": "unknown", "cupy": f"{error}; {_INSTALL}", **found}
     runtime = cupy.cuda.runtime
     try:
@@ -90,7 +90,7 @@ def _warnings() -> list[str]:
         import cupy
 
         (major, minor), runtime = nvrtc_version(), cupy.cuda.runtime.runtimeGetVersion() // 1000
-    except (ImportError, OSError, RuntimeError, Fp4rtError):
+    except Exception:  # as above
         return []
     if major == runtime:
         return []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import fp4rt
 from bench.__main__ import BENCHES, SUPPORT
@@ -414,7 +415,7 @@ def test_bench_lists_the_scripts_of_the_checkout(capsys):
 
 def test_what_stands_behind_the_name_of_a_bench_is_its_own(capsys, monkeypatch):
     started, done = [], subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(subprocess, "run", lambda line, cwd: started.append(line[2:]) or done)
+    monkeypatch.setattr(subprocess, "run", lambda line, env: started.append(line[2:]) or done)
     for own in (("--quick", "--no-write"), ("--help",), ("-h",), ("--device", "cuda", "x")):
         for separator in ((), ("--",)):
             assert fp4rt_command("bench", "pool", *separator, *own) == 0
@@ -432,9 +433,9 @@ def test_an_installed_package_finds_the_benches_of_the_checkout_one_stands_in(tm
     assert fp4rt_command("bench") == 0
     assert {bench.name for bench in BENCHES} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     started, done = [], subprocess.CompletedProcess([], 0)
-    monkeypatch.setattr(subprocess, "run", lambda line, cwd: started.append(cwd) or done)
+    monkeypatch.setattr(subprocess, "run", lambda line, env: started.append(env["PYTHONPATH"]) or done)
     assert fp4rt_command("bench", "gemm") == 0
-    assert started == [ROOT]
+    assert started[0].split(os.pathsep)[0] == str(ROOT)
     other = tmp_path / "other"
     (other / "bench").mkdir(parents=True)
     (other / "bench" / "__main__.py").touch()
@@ -447,6 +448,89 @@ def test_an_installed_package_finds_the_benches_of_the_checkout_one_stands_in(tm
         error = capsys.readouterr().err
         assert f"no benches in {site / 'bench'}" in error
         assert "run this from a checkout of it, or `python -m bench` there" in error
+
+
+def test_a_bench_takes_paths_from_where_one_stands(tmp_path):
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").write_text("raise RuntimeError('another package of that name')")
+    (tmp_path / "model.txt").touch()
+    command = [sys.executable, "-m", "fp4rt", "bench", "checkpoint_convert", "model.txt"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert "model.txt" in done.stderr
+    assert "No such file" not in done.stderr
+    assert "another package" not in done.stderr
+
+
+def shell(line, **environment):
+    """(status, stderr) of a shell command in which $FP4RT is the command; Python's output is buffered, as usual."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    kept |= {"FP4RT": f"{sys.executable} -m fp4rt", "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, env=kept, timeout=120
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("command", ["doctor", "--version", "--help", "inspect {model} --json"])
+def test_output_that_nobody_takes_ends_with_one_line_at_most(command, model):
+    command = command.format(model=model)
+    assert shell(f"$FP4RT {command} > /dev/full") == (1, "error: standard output: No space left on device\n")
+    status, error = shell(f"$FP4RT {command} | true")
+    assert (status in (0, 1), error) == (True, "")  # 0 where all was taken before the reader was gone
+
+
+def test_an_interrupt_before_a_command_has_begun_ends_with_130(tmp_path):
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt")
+    assert shell("$FP4RT doctor", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}") == (130, "")
+
+
+def test_doctor_says_what_is_broken_about_an_installation(tmp_path):
+    (tmp_path / "cupy").mkdir()
+    (tmp_path / "cupy" / "__init__.py").write_text("raise ValueError('numpy.dtype size changed')")
+    path = f"{tmp_path}{os.pathsep}{ROOT}"
+    status, error = shell(f"$FP4RT doctor --json > {tmp_path}/facts", PYTHONPATH=path, FP4RT_NUM_THREADS="many")
+    assert (status, error) == (0, "")
+    facts = json.loads((tmp_path / "facts").read_text())
+    assert "numpy.dtype size changed" in facts["backends"][1]["reason"]
+    assert facts["threads"].startswith("FP4RT_NUM_THREADS must be a positive integer, got 'many'")
+    status, error = shell("$FP4RT compile", PYTHONPATH=path)
+    assert status == 1
+    assert error.startswith("error: compiling CUDA kernels needs CuPy and NVRTC: numpy.dtype size changed")
+
+
+def test_compile_fails_where_nothing_can_be_kept(tmp_path, monkeypatch, capsys):
+    finish = importlib.import_module("fp4rt.cuda.gemm.matmul").FINISH
+    monkeypatch.setattr("fp4rt.cuda.kernel_set.kernels_for", lambda target: (finish,))
+    (tmp_path / "file").touch()
+    for folder, status in ((tmp_path / "file", 1), (tmp_path / "new", 0)):
+        monkeypatch.setenv("FP4RT_CACHE_DIR", str(folder))
+        assert fp4rt_command("compile", "--arch", "sm_90a") == status
+    assert "error: " in capsys.readouterr().err
+
+
+def test_a_page_of_a_checkpoint_with_any_name_can_be_written(quantized, tmp_path):
+    link = tmp_path / os.fsdecode(b"o\xff")
+    link.symlink_to(quantized)
+    assert fp4rt_command("inspect", link, "--html", tmp_path / "page.html") == 0
+    assert "<title>o\\udcff</title>" in (tmp_path / "page.html").read_text()
+
+
+def test_what_a_coverage_script_prints_is_no_part_of_the_json(tmp_path, capsys):
+    script = tmp_path / "checks.py"
+    script.write_text("print('hello')\ndef cover_a():\n    print('inside')\n    return 1\n")
+    assert fp4rt_command("coverage", script, "--json") == 1
+    said = capsys.readouterr()
+    assert set(json.loads(said.out)) == {"error", "status"}
+    assert "inside" in said.err
+
+
+def test_a_loss_of_everything_is_no_decibel(tmp_path, capsys):
+    weight = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float16)
+    for name, factor in (("a", 1), ("b", 0)):
+        save_file({"a.weight": weight * np.float16(factor)}, tmp_path / f"{name}.safetensors")
+    assert fp4rt_command("verify", tmp_path / "a.safetensors", tmp_path / "b.safetensors", "--min-sqnr", "10") == 1
+    assert "a.weight: 0.00 dB is below --min-sqnr 10" in capsys.readouterr().err
 
 
 def test_version_and_help(capsys):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from fp4rt.cuda.gemm import autotune
-from fp4rt.cuda.gemm.hopper import DecodeTile
+from fp4rt.cuda.gemm import autotune, passes
+from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile
 from fp4rt.cuda.gemm.portable import Alignment, PortableTile, alignment_of
 from fp4rt.cuda.gemm.portable_choice import candidates
 from fp4rt.cuda.gemm.problem import DeviceMeasures, Problem, can_bulk_load
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, REPACK_TOKENS, choose
+from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.interop import CPU, ArrayView
 
@@ -234,6 +237,10 @@ ENTRY_FAULTS = [
     (A100, {"tile": "DecodeTile", "fields": DECODE}),  # a kernel that the device has not
     (H200, {"tile": "PortableTile", "fields": asdict(PortableTile(2, 4, 2, 1, 1, 4, 1))}),  # one that cannot read b
     (H200, {"fields": {"row_warps": 1, "row_tiles": 2}}),
+    (A100, {"splits": True}),
+    (A100, {"fields": {"pieces": True}}),  # a macro would say so
+    (H200, {"fields": {"token_tiles": 33}}),  # a copy brings at most 256 rows
+    (H200, {"tile": "PrefillTile", "fields": asdict(PrefillTile(256, 1, 8, 4, 2, 4)) | {"raster_tokens": 130150525}}),
 ]
 
 
@@ -247,6 +254,40 @@ def test_an_edited_entry_is_as_good_as_none(tuning, device, change):
         edited["fields"] = entry["fields"] | change["fields"]
     autotune.tuning_file(problem).write_text(json.dumps(edited))
     assert autotune.remembered(problem) is None
+
+
+def test_a_candidate_that_the_device_has_no_room_for_is_passed_over(tuning):
+    problem = product(A100, 5)
+    first, hopeless, *_ = autotune.choices(problem)
+
+    def measure(choice):
+        if choice == hopeless:
+            raise MemoryError("out of memory")
+        return 10.0 if choice == first else 20.0
+
+    assert autotune.tune(problem, measure)[0] == first
+    with pytest.raises(MemoryError):
+        autotune.tune(problem, measure, [hopeless])
+
+
+def test_an_empty_product_is_explained():
+    explain = importlib.import_module("fp4rt.cuda.gemm.explain").explain
+    for m, n in ((0, 16), (65, 0)):
+        a, b = SimpleNamespace(shape=(m, 64)), SimpleNamespace(shape=(n, 64))
+        for measure in (False, True):
+            assert explain(a, b, measure, 0).why == f"m = {m}, n = {n}: nothing is launched"
+
+
+def test_sizes_that_a_kernel_cannot_count_are_refused(monkeypatch):
+    with pytest.raises(ShapeError, match="k = 2147483648 columns"):
+        choose(product(H200, 1, n=16, k=2**31))
+    assert choose(product(H200, 2**31 + 256, n=8, k=16, b_kind="prepacked")).kernel == "portable"
+    with pytest.raises(ShapeError, match="columns: these operands may have 268431360"):
+        choose(product(H200, 32, n=16, k=2**28, a_kind="nvfp4"))
+    assert choose(product(H200, 32, n=16, k=268431360, a_kind="nvfp4")).activations == "bf16"
+    monkeypatch.setattr(KernelSpec, "on", lambda spec, device: None)
+    _, (_, spans, _), _ = passes._prepared.__wrapped__(0, 0, (32, 268431360), 268431360 // 16, 0)
+    assert spans <= 65535
 
 
 def test_entries_of_many_processes_do_not_write_over_each_other(tuning):

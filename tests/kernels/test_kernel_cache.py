@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import pytest
@@ -127,7 +129,7 @@ def test_a_folder_that_cannot_be_written_costs_one_warning(folder, compilations,
         def refuse(*args, **kwargs):
             raise PermissionError(13, "Permission denied", str(folder))
 
-        monkeypatch.setattr(cache_folder.tempfile, "mkstemp", refuse)
+        monkeypatch.setattr(cache_folder.os, "open", refuse)
     else:
         folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
     works_with_one_warning(folder, compilations)
@@ -158,6 +160,80 @@ def test_a_full_disk_leaves_nothing_behind(folder, compilations, monkeypatch):
     monkeypatch.setattr(cache_folder.os, "replace", full)
     works_with_one_warning(folder, compilations)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600)])
+def test_the_umask_decides_who_reads_an_entry(folder, compilations, umask, mode):
+    before = os.umask(umask)
+    try:
+        get()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(entry(folder).stat().st_mode) == mode
+
+
+def test_what_must_be_kept_is_no_mere_warning(folder, compilations):
+    folder.write_text("in the way")
+    with pytest.raises(OSError, match="Not a directory|File exists"):
+        cached_compile(SOURCE, DEFINES, ARCH, must_keep=True)
+
+
+def test_a_folder_that_cannot_have_files_is_said_to_be_one(tmp_path, monkeypatch):
+    for name in ("x" * 300, "missing"):
+        monkeypatch.setenv("FP4RT_CACHE_DIR", str(tmp_path / name))
+        assert (cache_folder.why_unwritable() is None) == (name == "missing")
+
+
+@pytest.fixture
+def homeless(tmp_path, monkeypatch):
+    """As in a container that runs under a number without a name."""
+    for variable in ("HOME", "XDG_CACHE_HOME", "FP4RT_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def nobody(user):
+        raise KeyError(user)
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache_folder._homeless_folder.cache_clear()
+    yield tmp_path / f"fp4rt-{os.getuid()}"
+    cache_folder._homeless_folder.cache_clear()
+
+
+def test_without_a_home_the_folder_is_the_users_own_among_the_temporary_ones(homeless):
+    assert cache_folder.cache_folder() == homeless
+    assert stat.S_IMODE(homeless.stat().st_mode) == 0o700
+    cache_folder._homeless_folder.cache_clear()
+    assert cache_folder.cache_folder() == homeless
+
+
+@pytest.mark.parametrize("planted", ["open to others", "link"])
+def test_a_folder_that_somebody_else_may_have_filled_is_not_read(homeless, tmp_path, planted):
+    if planted == "link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        homeless.symlink_to(tmp_path / "elsewhere")
+    else:
+        homeless.mkdir()
+        homeless.chmod(0o755)
+    found = cache_folder.cache_folder()
+    assert found != homeless
+    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+
+
+def test_without_any_place_nothing_is_kept_and_nothing_fails(homeless, compilations, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/proc")
+    monkeypatch.setattr(cache, "_warned", False)
+    with pytest.warns(RuntimeWarning, match="FP4RT_CACHE_DIR"):
+        assert get().image.startswith(b"\x7fELF")
+
+
+def test_only_a_chosen_folder_depends_on_where_one_stands(tmp_path, monkeypatch):
+    monkeypatch.delenv("FP4RT_CACHE_DIR", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache_folder.cache_folder() == tmp_path / ".cache" / "fp4rt"
+    monkeypatch.setenv("FP4RT_CACHE_DIR", "~/kept")
+    assert cache_folder.cache_folder() == tmp_path / "kept"
 
 
 RACER = """

@@ -21,6 +21,7 @@ from fp4rt.cuda.gemm.hopper_choice import worth_measuring
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import candidates
 from fp4rt.cuda.gemm.selection import HOPPER_KERNELS, Choice, check_grid, choose, with_hopper_tile
+from fp4rt.errors import Fp4rtError
 from fp4rt.version import __version__
 
 if TYPE_CHECKING:
@@ -60,9 +61,13 @@ def remembered(problem: Problem, kernel: str | None = None) -> Choice | None:
 
 def _choice_of(entry: Any, problem: Problem) -> Choice:
     """Raises whatever it may where an entry is not one that :func:`remember` writes for the problem."""
-    tile, splits, values = _TILES[entry["tile"]](**entry["fields"]), entry["splits"], entry["fields"].values()
-    if entry["key"] != entry_key(problem) or not {type(splits), *map(type, values)} <= {int, bool}:
+    kind, values, splits = _TILES[entry["tile"]], entry["fields"], entry["splits"]
+    wanted = {field.name: field.type for field in fields(kind)}  # "int" or "bool"
+    if entry["key"] != entry_key(problem) or {name: type(value).__name__ for name, value in values.items()} != wanted:
         raise ValueError
+    if type(splits) is not int:
+        raise ValueError
+    tile = kind(**values)
     base = choose(problem)
     why = f"measured: {entry['us']:.1f} us"
     if isinstance(tile, PortableTile):
@@ -126,9 +131,14 @@ def tune(
     Returns:
         (choice, median microseconds).
     """
-    timed = []
+    timed: list[tuple[float, Choice]] = []
     for choice in choices(problem) if tried is None else tried:
-        measure(choice)  # compiles and warms up
+        try:
+            measure(choice)  # compiles and warms up
+        except (Fp4rtError, MemoryError):  # such as for a workspace that the device has no room for
+            if not timed:
+                raise
+            continue
         timed.append((statistics.median(measure(choice) for _ in range(_REPEATS)), choice))
     microseconds, best = min(timed, key=lambda pair: pair[0])
     remember(problem, best, microseconds)

@@ -23,8 +23,8 @@ def explain(
     a: QuantizedViews | ArrayView, b: QuantizedViews | PrepackedViews, measure: bool, stream: int
 ) -> Explanation:
     """See :class:`fp4rt.backend.Backend`."""
-    if a.shape[0] == 0:
-        return Explanation("none", "", {}, "m = 0: nothing is launched")
+    if 0 in (a.shape[0], b.shape[0]):
+        return Explanation("none", "", {}, f"m = {a.shape[0]}, n = {b.shape[0]}: nothing is launched")
     weight = Weight(b)
     problem = problem_of(a, weight)
     if measure:

@@ -105,7 +105,7 @@ class PrefillTile:
             "no row tiles, or some that no warpgroup has, or not whole fours": (
                 not 1 <= self.row_tiles <= 4 * self.row_groups * self.row_blocks or self.row_tiles % 4 != 0
             ),
-            "sweeps of no token tiles": self.raster_tokens < 1,
+            "sweeps of no token tiles, or of more than 64": not 1 <= self.raster_tokens <= 64,
             "two kinds of clusters, or one of neither one nor two blocks": (
                 (self.cluster, self.k_cluster) not in ((1, 1), (1, 2), (2, 1))
             ),

@@ -76,6 +76,7 @@ class _StageTile:
         usual = {
             "no tokens, rows, groups or stages": min(self.token_tiles, self.row_tiles, self.stage_groups, self.stages)
             < 1,
+            "more than 256 tokens": self.max_tokens > 256,
             "a cluster of neither one, two nor four blocks": self.k_cluster not in (1, 2, 4),
             "more copies a stage than its producer has lanes": copies > _WARP_LANES,
         }

@@ -49,6 +49,8 @@ DECODED_TOKENS = 16  # NVFP4 activations that the portable kernel decodes itself
 OWN_TOKENS, OWN_ELEMENTS = 8, 1 << 17
 CODE_ALIGNMENT = 8  # of the codes that it reads
 MAX_GRID = 2**31 - 1
+MAX_EXTENT = 2**31 - 4096  # of k, and of what the copy engine has coordinates of; rounded up to a tile it still fits
+MAX_DECODED_COLUMNS = 65535 * 4096  # of NVFP4 activations that become bf16: blocks of that pass in y
 REFERENCE_THREADS = 256
 FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
 
@@ -135,6 +137,8 @@ def _missing_for_hopper(problem: Problem) -> str:
     device = problem.device
     if device.arch != HOPPER_ARCH or not device.specific:
         return f"they need sm_90a, this device is sm_{device.arch}"
+    if max(problem.m, problem.n) > MAX_EXTENT:
+        return f"the copy engine has no coordinates beyond {MAX_EXTENT}; cut a or b into parts for speed"
     if problem.a_kind != "nvfp4" and not problem.bulk:
         return "the copy engine needs a with dense rows at multiples of 16 bytes; pass a copy for speed"
     if problem.b_kind == "prepacked" and problem.align.b % 16:
@@ -182,8 +186,11 @@ def _reference(problem: Problem) -> Choice:
 
 
 def check_grid(problem: Problem, choice: Choice) -> None:
-    """Raises ShapeError where a launch would have more blocks than there can be."""
+    """Raises ShapeError where a kernel cannot count the columns, or a launch the blocks."""
     m, n, k = problem.m, problem.n, problem.k
+    most_columns = MAX_DECODED_COLUMNS if choice.activations == "bf16" else MAX_EXTENT
+    if k > most_columns:
+        raise ShapeError(f"a product of k = {k} columns: these operands may have {most_columns}; cut them into parts")
     launches = {choice.kernel: ceil_div(m * n, REFERENCE_THREADS)}
     if isinstance(choice.tile, PortableTile):
         launches[choice.kernel] = choice.tile.blocks(m, n, choice.splits)
