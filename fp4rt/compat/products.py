@@ -8,6 +8,7 @@ from fp4rt import api
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
 from fp4rt.tensor import QuantizedTensor
+from fp4rt.torch.ops import check_one_device
 
 __all__ = ["GEMM_BACKENDS", "PACKED", "SCALES", "check_count", "check_mm", "multiply", "one"]
 
@@ -68,8 +69,9 @@ def _multiply_into(
 
 
 @torch.library.register_fake("fp4rt::multiply_into", lib=_library)
-def _(*_: object) -> None:
+def _(*arguments: object) -> None:
     """Nothing new is made."""
+    check_one_device("multiply", arguments)
 
 
 def _scale_bytes(name: str, scales: torch.Tensor, layout: ScaleLayout, rows: int, columns: int) -> torch.Tensor:

@@ -10,6 +10,7 @@ there counts as the identity (straight-through). A backward pass through any oth
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
 from fp4rt import api
-from fp4rt.errors import DtypeError, ShapeError
+from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.layout import block_columns, data_shape, get_layout
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
@@ -149,12 +150,19 @@ def _autograd_kernel(operator: Any, function: Any, gradient: Gradient | None) ->
             keep(ctx, args)
             return function(*args)
 
+    # torch.func has chosen the level already, and since PyTorch 2.14 a Function's apply would ask it again.
+    methods = {key: Recorded.__dict__[key] for key in ("forward", "setup_context", "jvp", "backward")}
+    OneLevel: Any = type("Recorded", (torch.autograd.function._SingleLevelFunction,), methods)
+
     def kernel(keyset: Any, *args: Any) -> Any:
         if forward_ad._current_level >= 0 or (torch.is_grad_enabled() and _any_requires_grad(*args)):
             is_plain = forward_ad._current_level < 0 and _dispatch_keys(keyset) in _PLAIN
-            if is_plain and not torch._C._are_functorch_transforms_active():
+            transformed = torch._C._are_functorch_transforms_active()
+            if is_plain and not transformed:
                 return super(torch.autograd.Function, Direct).apply(keyset, *args)
-            with enable_single_level_autograd_function():  # torch.func has chosen the level already
+            with enable_single_level_autograd_function():
+                if transformed:
+                    return OneLevel.apply(keyset, *args)
                 return super(torch.autograd.Function, Recorded).apply(keyset, *args)
         return run(keyset, args)
 
@@ -191,8 +199,27 @@ def _cast_by_autocast(operator: Any) -> None:
     register("cuda", "AutocastCUDA")
 
 
+def check_one_device(name: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse tensors on several devices, of which meta is one: memory that nobody writes would come back."""
+    devices = {value.device for value in arguments if isinstance(value, torch.Tensor)}
+    if len(devices) > 1:
+        found = ", ".join(sorted(map(str, devices)))
+        raise DeviceError(f"{name} needs its tensors on one device, got {found}; move or load those left behind")
+
+
 def _fake(name: str) -> Any:
-    return torch.library.register_fake(f"fp4rt::{name}", lib=_library)
+    """Registers what a graph sees; PyTorch takes it too where a single argument is on meta, beside ones with memory."""
+    register = torch.library.register_fake(f"fp4rt::{name}", lib=_library)
+
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def checked(*arguments: Any) -> Any:
+            check_one_device(name, arguments)
+            return function(*arguments)
+
+        return register(checked)
+
+    return decorate
 
 
 def _empty_quantized(

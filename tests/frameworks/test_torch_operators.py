@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import fp4rt  # noqa: E402
 import fp4rt.torch as ft  # noqa: E402
-from fp4rt.errors import DtypeError, LayoutError, ShapeError  # noqa: E402
+from fp4rt.errors import DeviceError, DtypeError, LayoutError, ShapeError  # noqa: E402
 from fp4rt.tensor import QuantizedTensor  # noqa: E402
 
 LAYOUTS = ["linear", "128x4", "8x4"]
@@ -253,3 +253,28 @@ def test_an_empty_batch_has_empty_results(device: str) -> None:
     a = ft.quantize(matrix(0, 64, device))
     assert [tuple(part.shape) for part in a] == [(0, 32), (0, 4), (1,)]
     assert ft.matmul(a, weight).shape == (0, 32)
+
+
+def call_with_one_on_meta(index: int) -> Any:
+    """As where a checkpoint lacks one tensor of a layer that was made on meta."""
+    x, bias = torch.ones(16, 64, dtype=torch.bfloat16), torch.ones(16)
+    data, scales, scale = ft.quantize(x, layout="linear")
+    parts = [data, scales, scale, bias]
+    if index < len(parts):
+        parts[index] = parts[index].to("meta")
+        return torch.ops.fp4rt.linear(x, *parts[:3], "linear", parts[3], False, None)
+    if index == 4:
+        return ft.quantize(x, scale.to("meta"))
+    if index == 5:
+        return torch.ops.fp4rt.dequantize(data, scales.to("meta"), scale, 64, "linear", torch.float32)
+    if index == 6:
+        return fp4rt.compat.vllm.scaled_fp4_quant(x, scale.to("meta"))
+    data, scales, _ = ft.quantize(x.repeat(2, 1))
+    of = scales.view(torch.float8_e4m3fn)
+    return fp4rt.compat.vllm.cutlass_scaled_fp4_mm(data, data, of, of.to("meta"), torch.ones(1), torch.bfloat16)
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_beside_a_tensor_on_meta_no_memory_that_nobody_wrote_comes_back(index: int) -> None:
+    with pytest.raises(DeviceError, match="needs its tensors on one device, got cpu, meta"):
+        call_with_one_on_meta(index)
