@@ -76,17 +76,19 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _EXPORTS.get(name)
-    if name in _FRAMEWORKS:
-        raise AttributeError(f"module 'fp4rt' has no attribute {name!r} yet; `import fp4rt.{name}` makes it")
-    if home is None:
-        raise AttributeError(f"module 'fp4rt' has no attribute {name!r}")
-    if home == "":
-        return importlib.import_module(f"fp4rt.{name}")
-    value = getattr(importlib.import_module(f"fp4rt.{home}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # to a type checker a module with this function has every name
+
+    def __getattr__(name: str) -> Any:
+        home = _EXPORTS.get(name)
+        if name in _FRAMEWORKS:
+            raise AttributeError(f"module 'fp4rt' has no attribute {name!r} yet; `import fp4rt.{name}` makes it")
+        if home is None:
+            raise AttributeError(f"module 'fp4rt' has no attribute {name!r}")
+        if home == "":
+            return importlib.import_module(f"fp4rt.{name}")
+        value = getattr(importlib.import_module(f"fp4rt.{home}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 class Fp4rtError(Exception):
-    """Base of every error that fp4rt raises on purpose."""
+    """Base of the errors of fp4rt; the unknown name of a mode or a policy alone is a plain ValueError."""
 
 
 class ShapeError(Fp4rtError, ValueError):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.errors import CheckpointError, counted
 
 __all__ = ["CONFIG", "QUANT_CONFIG", "Location", "companions", "locate", "read_configuration_file", "read_json"]
@@ -66,6 +67,7 @@ def locate(path: str | os.PathLike[str]) -> Location:
         CheckpointError: there is no checkpoint, several without an index, a shard is missing, an entry of the index or
             a link leaves the folder, or a run was interrupted while it replaced one.
     """
+    check_kinds("a checkpoint", ("its place", path, (str, os.PathLike), "a path"))
     path = Path(path)
     if path.is_file():
         if path.name.endswith(INDEX_SUFFIX):

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from fp4rt import api
+from fp4rt.arguments import check_is_quantized
 from fp4rt.errors import CheckpointError, ShapeError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3
 from fp4rt.tensor import QuantizedTensor
@@ -67,6 +68,8 @@ def fuse(parts: Sequence[QuantizedTensor], mode: str = "keep") -> FusedParts:
     check_mode(mode)
     if not parts:
         raise CheckpointError("there is nothing to fuse")
+    for i, part in enumerate(parts):
+        check_is_quantized("fuse", f"parts[{i}]", part)
     widths = {(part.shape[1], part.padded_n) for part in parts}
     if len(widths) > 1:
         raise ShapeError(f"fused matrices need one number of columns, got {sorted(width for width, _ in widths)}")

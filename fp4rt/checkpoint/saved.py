@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fp4rt import api, interop
+from fp4rt.arguments import check_is_quantized
 from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.configs import Outcome
@@ -23,6 +24,7 @@ from fp4rt.checkpoint.layers import TargetLayer, check_encode, lay_out
 from fp4rt.checkpoint.operations import target_metadata
 from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec, write_atomically
 from fp4rt.errors import CheckpointError
+from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
 
 __all__ = ["save"]
@@ -54,15 +56,22 @@ def save(
         DtypeError, DeviceError: an array has a dtype that safetensors lacks, is masked, or lives on a device; overwrite
             is no bool.
     """
-    check_kinds("save", ("overwrite", overwrite, bool, "a bool"))
+    check_kinds(
+        "save",
+        ("path", path, (str, os.PathLike), "a path"),
+        ("tensors", tensors, Mapping, "a mapping from names to tensors"),
+        ("overwrite", overwrite, bool, "a bool"),
+    )
     path = Path(path)
     form = FORMATS.get(format)
     if form is None:
         raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
     if not path.name.endswith(SUFFIX):
         raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
-    for name in tensors:
+    for name, value in tensors.items():
         check_name(name, str(path))
+        if isinstance(value, PrepackedWeight):
+            check_is_quantized("save", printable(name), value)
     own_metadata = check_metadata({} if metadata is None else metadata, str(path))
     quantized = {name: value for name, value in tensors.items() if isinstance(value, QuantizedTensor)}
     refuse_existing(path, overwrite)

@@ -28,15 +28,15 @@ def coverage(
 ) -> None:
     """Say which bytes kernels never write: runs the functions of SCRIPT named cover_..., each returning a verdict."""
     try:
-        with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-            verdicts = run_checks(script, only)  # a script may print
+        if as_json:
+            with contextlib.redirect_stdout(sys.stderr):  # a script may print
+                verdicts = run_checks(script, only)
+        else:
+            verdicts = run_checks(script, only, lambda name, verdict: print(f"{name}: {verdict}"))
     except ScriptError as error:
         traceback.print_exception(error.__cause__)
         raise
     if as_json:
         print_json({name: verdict.as_dict() for name, verdict in verdicts.items()})
-    else:
-        for name, verdict in verdicts.items():
-            print(f"{name}: {verdict}")
     if not all(verdicts.values()):
         raise typer.Exit(BAD_INPUT)

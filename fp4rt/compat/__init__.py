@@ -15,12 +15,17 @@ FlashInfer ``e2m1_and_ufp8sf_scale_to_float``             decode scale: amax / 2
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fp4rt.compat import flashinfer, vllm
 
 __all__ = ["flashinfer", "vllm"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return importlib.import_module(f"fp4rt.compat.{name}")
-    raise AttributeError(f"module 'fp4rt.compat' has no attribute {name!r}; it has {', '.join(__all__)}")
+if not TYPE_CHECKING:  # to a type checker a module with this function has every name
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            return importlib.import_module(f"fp4rt.compat.{name}")
+        raise AttributeError(f"module 'fp4rt.compat' has no attribute {name!r}; it has {', '.join(__all__)}")

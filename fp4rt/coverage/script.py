@@ -49,8 +49,10 @@ def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
     return checks
 
 
-def run_checks(script: Path, only: str | None = None) -> dict[str, Verdict]:
-    """Run the checks of a script whose name contains ``only``.
+def run_checks(
+    script: Path, only: str | None = None, said: Callable[[str, Verdict], None] = lambda name, verdict: None
+) -> dict[str, Verdict]:
+    """Run the checks of a script whose name contains ``only``; ``said`` hears of each verdict as it is there.
 
     Raises:
         ShapeError: no check is selected, or one returns no verdict.
@@ -68,6 +70,7 @@ def run_checks(script: Path, only: str | None = None) -> dict[str, Verdict]:
         if not isinstance(verdict, Verdict):
             raise ShapeError(f"{PREFIX}{name} of {script} returned {type(verdict).__name__}; wanted a coverage verdict")
         verdicts[name] = verdict
+        said(name, verdict)
     return verdicts
 
 

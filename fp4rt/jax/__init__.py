@@ -21,8 +21,11 @@ import functools
 from contextlib import suppress
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+try:
+    import jax
+    import jax.numpy as jnp
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"fp4rt.jax needs JAX ({error}); pip install 'fp4rt[jax]'", name="jax") from None
 import numpy as np
 
 from fp4rt import api, fp32

@@ -62,7 +62,7 @@ class PaddedPool:
     """
 
     def __init__(self, fill: Fill = "covered", upstream: Any = None, limit: int | None = None) -> None:
-        if fill not in FILLS:
+        if not isinstance(fill, str) or fill not in FILLS:
             raise ValueError(f"PaddedPool: unknown fill {fill!r}; use one of {', '.join(map(repr, FILLS))}")
         if limit is not None:
             limit = check_integer("PaddedPool needs limit as an integer or None", limit)

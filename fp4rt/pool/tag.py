@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from fp4rt.errors import LayoutError, ShapeError
+from fp4rt.errors import DtypeError, LayoutError, ShapeError
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import block_columns, ceil_div, data_shape, get_layout
 
@@ -16,6 +17,15 @@ __all__ = ["PaddingTag", "Writer", "data_tag", "scale_tag"]
 
 Writer = Literal["kernel", "pool", "caller"]
 WRITERS = ("kernel", "pool", "caller")
+
+
+def _extent(name: str, value: Any) -> tuple[int, int]:
+    """(rows, columns), or a DtypeError."""
+    try:
+        rows, columns = map(operator.index, value)
+    except (TypeError, ValueError):
+        raise DtypeError(f"padding tag needs {name} as (rows, columns), got {value!r}") from None
+    return rows, columns
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ class PaddingTag:
 
     def __post_init__(self) -> None:
         layout = get_layout(self.layout)
+        for name in ("valid", "physical"):
+            object.__setattr__(self, name, _extent(name, getattr(self, name)))
         if self.writer not in WRITERS:
             raise LayoutError(f"padding tag: unknown writer {self.writer!r}; use one of {', '.join(WRITERS)}")
         if any(v < 0 or v > p for v, p in zip(self.valid, self.physical, strict=True)):

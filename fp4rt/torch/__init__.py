@@ -12,7 +12,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"fp4rt.torch needs PyTorch ({error}); pip install 'fp4rt[torch]'", name="torch"
+    ) from None
 
 from fp4rt.errors import DtypeError, LayoutError, ShapeError
 from fp4rt.layout import get_layout

@@ -15,6 +15,7 @@ from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import block_columns, round_up
 from fp4rt.prepacked import PrepackedWeight
 from fp4rt.tensor import QuantizedTensor
+from fp4rt.tensor_checks import check_integer
 from fp4rt.torch import ops
 
 __all__ = ["MODES", "Mode", "NVFP4Linear", "encode_scale"]
@@ -75,6 +76,11 @@ class NVFP4Linear(torch.nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        in_features = check_integer("NVFP4Linear", "in_features", in_features)
+        out_features = check_integer("NVFP4Linear", "out_features", out_features)
+        if in_features < 1 or out_features < 0:
+            got = f"{in_features} and {out_features}"
+            raise ShapeError(f"NVFP4Linear needs in_features of at least 1 and out_features of at least 0, got {got}")
         if mode not in MODES:
             raise ValueError(f"NVFP4Linear needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
         if input_global_scale and mode != "w4a4":

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import fp4rt
+from fp4rt import checkpoint
 from fp4rt.checkpoint.dtypes import BITS, numpy_dtype
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.checkpoint.writer import TensorFileWriter, TensorSpec
-from fp4rt.errors import CheckpointError
+from fp4rt.errors import CheckpointError, DtypeError
 
 
 def b41(files):
@@ -191,3 +193,23 @@ def test_header_is_compact_json_in_utf8(tmp_path):
     size = int.from_bytes(raw[:8], "little")
     assert list(json.loads(raw[8 : 8 + size])["__metadata__"]) == ["a", "b"]
     assert list(TensorFile(tmp_path / "x.safetensors")) == ["gewichtäß"]
+
+
+@pytest.mark.parametrize("path", [None, 3, [], b"x"])
+def test_a_place_that_is_no_path_is_refused(path):
+    for call in (checkpoint.open, checkpoint.verify):
+        with pytest.raises(DtypeError, match="a checkpoint needs its place as a path, got"):
+            call(path)
+    with pytest.raises(DtypeError, match="save needs path as a path, got"):
+        checkpoint.save(path, {})
+
+
+def test_things_that_are_no_tensors_are_refused(tmp_path):
+    with pytest.raises(DtypeError, match="save needs tensors as a mapping from names to tensors, got None"):
+        checkpoint.save(tmp_path / "a.safetensors", None)
+    weight = fp4rt.quantize(np.ones((16, 64), np.float32))
+    with pytest.raises(DtypeError, match=r"got PrepackedWeight; \.unpack\(\) gives back"):
+        checkpoint.save(tmp_path / "a.safetensors", {"a": fp4rt.prepack(weight)})
+    with pytest.raises(DtypeError, match=r"fuse needs parts\[1\] as a QuantizedTensor, got ndarray"):
+        checkpoint.fuse([weight.relayout("linear"), np.ones(3)])
+    assert not list(tmp_path.iterdir())

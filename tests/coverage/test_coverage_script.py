@@ -152,3 +152,16 @@ def cover_all():
     before = list(sys.argv), list(sys.path)
     assert run_checks(script)["all"]
     assert (sys.argv, sys.path) == before
+
+
+def test_verdicts_before_a_check_without_one_are_said(tmp_path, capsys):
+    script = tmp_path / "checks.py"
+    script.write_text(
+        "import numpy as np\nfrom fp4rt import coverage\n"
+        "def cover_first():\n    return coverage.check(lambda out: out.fill(1), np.zeros(4, np.uint8))\n"
+        "def cover_second():\n    pass\n"
+    )
+    assert run(["coverage", str(script)]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("first: ")
+    assert "cover_second of" in said.err

@@ -305,3 +305,22 @@ except ImportError as error:
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "ml_dtypes" in result.stdout, result.stderr
+
+
+def test_an_array_in_the_place_of_a_dtype_is_said_to_be_one() -> None:
+    class Tensor:
+        name, shape, dtype = None, (2, 16), "float32"
+
+    for thing in (Tensor(), np.zeros((2, 16))):
+        with pytest.raises(DtypeError, match=f"got an array of {type(thing).__name__}$"):
+            fp4rt.dequantize(Q, thing)
+
+
+def test_an_out_of_another_dtype_says_how_to_ask_for_it() -> None:
+    out = np.empty((Q.shape[0], W.shape[0]), np.float32)
+    with pytest.raises(DtypeError, match="got float32; pass out_dtype='float32' for that$"):
+        fp4rt.matmul(Q, W, out=out)
+    with pytest.raises(DtypeError, match="got float16; pass dtype='float16' for that$"):
+        fp4rt.dequantize(Q, out=np.empty(Q.shape, np.float16))
+    with pytest.raises(DtypeError, match="got uint8$"):
+        fp4rt.dequantize(Q, out=np.empty(Q.shape, np.uint8))

@@ -6,7 +6,9 @@ import copy
 import gc
 import io
 import pickle
+import re
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -465,3 +467,35 @@ def test_the_default_compiler_takes_a_full_graph_too(device: str) -> None:
     x = batch(4, 64, device=device)
     with torch.no_grad():
         assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("sizes", [(None, 16), (16.0, 16), (16, "16")])
+def test_sizes_that_are_no_integers_are_refused(sizes: tuple[Any, Any]) -> None:
+    with pytest.raises(DtypeError, match="NVFP4Linear needs (in|out)_features as an integer"):
+        NVFP4Linear(*sizes)
+
+
+@pytest.mark.parametrize("sizes", [(-16, 16), (0, 16), (16, -3)])
+def test_sizes_that_no_layer_has_are_refused(sizes: tuple[int, int]) -> None:
+    with pytest.raises(ShapeError, match="in_features of at least 1 and out_features of at least 0"):
+        NVFP4Linear(*sizes)
+
+
+def test_a_checkpoint_goes_into_a_model_as_the_readme_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import save_file
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```py\n(.*?)```", readme, re.DOTALL)  # which has no model of its own
+    monkeypatch.chdir(tmp_path)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Sequential(torch.nn.Linear(32, 16)))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    fp4rt.checkpoint.quantize(tmp_path / "model.safetensors", tmp_path / "model-nvfp4")
+    wanted = copy.deepcopy(model)
+    fp4rt.torch.quantize_model(wanted)
+    exec(program, {"fp4rt": fp4rt, "model": model})
+    assert [type(layer).__name__ for layer in (model[0], model[2][0])] == ["NVFP4Linear", "NVFP4Linear"]
+    x = torch.randn(3, 64, dtype=torch.bfloat16)
+    for each in (model, wanted):
+        for layer in (each[0], each[2][0]):
+            layer.bias.data = layer.bias.data.bfloat16()
+    torch.testing.assert_close(model(x), wanted(x), rtol=0, atol=0)

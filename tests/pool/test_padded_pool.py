@@ -329,3 +329,21 @@ def test_tag_larger_than_the_buffer_is_refused_and_the_block_comes_back(pool, gp
     with pytest.raises(ShapeError, match=r"extent \(128, 4\) is larger than nbytes = 500"):
         pool.allocate(500, gpu, 0, scale_tag("128x4", 3, 48, 48))
     assert pool.stats().bytes_in_use == 0
+
+
+@pytest.mark.parametrize("extent", [None, 5, (1,), (1, 1, 1), "ab", (1.0, 1)])
+def test_a_tag_of_something_else_than_two_numbers_is_refused(extent):
+    with pytest.raises(DtypeError, match=r"valid as \(rows, columns\), got"):
+        PaddingTag(extent, (2, 2))
+    with pytest.raises(DtypeError, match=r"physical as \(rows, columns\), got"):
+        PaddingTag((1, 1), extent)
+
+
+def test_tags_of_lists_and_tuples_are_one():
+    assert PaddingTag([1, 1], np.array([2, 2])) == PaddingTag((1, 1), (2, 2))
+    assert len({PaddingTag([1, 1], [2, 2]), PaddingTag((1, 1), (2, 2))}) == 1
+
+
+def test_an_array_is_no_fill_policy():
+    with pytest.raises(ValueError, match="unknown fill"):
+        PaddedPool(np.zeros(2))
