@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -65,11 +64,8 @@ def check_dtype(function: str, name: str, dtype: Any) -> str:
     text: str = named.removeprefix("torch.") if isinstance(named, str) else ""
     text = DTYPE_SPELLINGS.get(text, text)
     if text not in INPUT_DTYPES:
-        got = (
-            f"an array of {type(dtype).__name__}"
-            if hasattr(dtype, "shape") and not isinstance(dtype, type)
-            else repr(dtype)
-        )
+        is_array = hasattr(dtype, "shape") and not isinstance(dtype, type)
+        got = f"an array of {type(dtype).__name__}" if is_array else repr(dtype)
         raise DtypeError(f"{function} needs {name} as one of {', '.join(INPUT_DTYPES)}, got {got}")
     return text
 
@@ -149,15 +145,13 @@ def check_positive(function: str, number: float) -> None:
         )
 
 
-_DTYPE_OF = defaultdict(lambda: "dtype", matmul="out_dtype")  # the argument that says what a function's out is of
-
-
 def _check_out_view(
     function: str, name: str, view: ArrayView, beside: ArrayView, shape: tuple[int, ...], dtype: str
 ) -> None:
     if view.dtype != dtype:
-        remedy = f"; pass {_DTYPE_OF[function]}={view.dtype!r} for that" if view.dtype in INPUT_DTYPES else ""
-        raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}{remedy if name == 'out' else ''}")
+        argument = "out_dtype" if function == "matmul" else "dtype"
+        remedy = f"; pass {argument}={view.dtype!r} for that" if name == "out" and view.dtype in INPUT_DTYPES else ""
+        raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}{remedy}")
     if view.shape != shape:
         raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
     if not view.contiguous:

@@ -84,12 +84,10 @@ def write_entry(path: Path, content: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".new-{secrets.token_hex(8)}"
-    # Whom the umask lets read it may: a folder that root has filled serves those who run under another name.
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:  # whom the umask lets read it may: others than who filled the folder
             file.write(content)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

@@ -22,7 +22,11 @@ _FRACTION_BITS, _FP64_FRACTION_BITS = 23, 52
 def bits_of(number: float) -> int:
     """The bits of the fp32 number nearest to ``number``, ties to even; infinity beyond the largest one."""
     (wide,) = struct.unpack("<Q", struct.pack("<d", number))
-    sign, exponent, fraction = wide >> 63 << 31, wide >> _FP64_FRACTION_BITS & 0x7FF, wide & (1 << 52) - 1
+    sign, exponent, fraction = (
+        wide >> 63 << 31,
+        wide >> _FP64_FRACTION_BITS & 0x7FF,
+        wide & (1 << _FP64_FRACTION_BITS) - 1,
+    )
     if exponent == 0x7FF:
         return sign | (NAN if fraction else INFINITY)
     exponent += _BIAS - _FP64_BIAS
