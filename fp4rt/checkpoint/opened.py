@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -115,7 +116,9 @@ class Checkpoint(Mapping[str, np.ndarray]):
         layer = self.layers.get(name) or self.layers.get(f"{name}.weight")
         if layer is None:
             kind = "is not quantized" if name in self._store or f"{name}.weight" in self._store else "is not in it"
-            raise CheckpointError(f"{self.path}: no quantized layer named {printable(name)}: it {kind}")
+            near = difflib.get_close_matches(name, [known.removesuffix(".weight") for known in self.layers], 1)
+            hint = f"; there is {printable(near[0])}" if near else "; .layers lists those that are"
+            raise CheckpointError(f"{self.path}: no quantized layer named {printable(name)}: it {kind}{hint}")
         return layer
 
     def __getitem__(self, name: str) -> np.ndarray:

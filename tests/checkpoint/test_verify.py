@@ -295,8 +295,10 @@ def test_layers_are_found_by_module_and_by_weight_and_others_are_refused(quantiz
     assert np.array_equal(opened.load(name).data, opened.load(f"{name}.weight").data)
     with pytest.raises(CheckpointError, match="it is not quantized"):
         opened.load("model.norm")
-    with pytest.raises(CheckpointError, match="it is not in it"):
-        opened.load("model.nothing")
+    with pytest.raises(CheckpointError, match=r"it is not in it; \.layers lists those that are$"):
+        opened.load("nothing")
+    with pytest.raises(CheckpointError, match=r"it is not in it; there is 'model\.layers\.0\.self_attn\.q_proj'$"):
+        opened.load("model.layers.0.self_attn.q_prj")
     with pytest.raises(KeyError):
         opened["model.nothing"]
     with pytest.raises(CheckpointError, match="is one matrix"):

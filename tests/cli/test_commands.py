@@ -451,6 +451,7 @@ def test_an_installed_package_finds_the_benches_of_the_checkout_one_stands_in(tm
 
 
 def test_a_bench_takes_paths_from_where_one_stands(tmp_path):
+    pytest.importorskip("torch", reason="this bench needs torch")
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "__init__.py").write_text("raise RuntimeError('another package of that name')")
     (tmp_path / "model.txt").touch()
@@ -500,6 +501,7 @@ def test_doctor_says_what_is_broken_about_an_installation(tmp_path):
 
 
 def test_compile_fails_where_nothing_can_be_kept(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("cupy", reason="NVRTC comes through CuPy")
     finish = importlib.import_module("fp4rt.cuda.gemm.matmul").FINISH
     monkeypatch.setattr("fp4rt.cuda.kernel_set.kernels_for", lambda target: (finish,))
     (tmp_path / "file").touch()
