@@ -191,4 +191,5 @@ def get_layout(name: str) -> ScaleLayout:
         if layout is not None:
             return layout
     wanted = ", ".join(repr(n) for n in LAYOUTS)
-    raise LayoutError(f"unknown scale layout {name!r}; use one of {wanted}")
+    got = f"of type {type(name).__name__}" if hasattr(name, "__len__") and not isinstance(name, str) else repr(name)
+    raise LayoutError(f"unknown scale layout {got}; use one of {wanted}")

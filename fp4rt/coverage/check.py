@@ -19,7 +19,7 @@ from fp4rt import interop
 from fp4rt.coverage.allocations import WatchedAllocation, WatchingPool
 from fp4rt.coverage.memory import GUARD_BYTES, GuardedTwin, InPlace, OutputMemory
 from fp4rt.coverage.verdict import CoverageError, Finding, OutputVerdict, Place, Verdict
-from fp4rt.errors import ShapeError, counted
+from fp4rt.errors import DtypeError, ShapeError, counted
 from fp4rt.pool import PaddingTag, data_tag, scale_tag, use_pool
 from fp4rt.tensor import QuantizedTensor
 
@@ -65,6 +65,7 @@ def check(
     Raises:
         DtypeError, ShapeError: an output cannot be written, or the arguments do not go together.
     """
+    _check_callable("check needs run", run)
     if outputs is None:
         return check_allocations(run, guard=guard)
     named, call = _arrange(run, outputs, tag)
@@ -134,6 +135,11 @@ def check_partition(
     Raises:
         DtypeError, ShapeError: the output cannot be written, is several arrays, or has no writer.
     """
+    if not isinstance(writers, Mapping):
+        got = type(writers).__name__
+        raise DtypeError(f"coverage: check_partition needs writers as a mapping from names to callables, got {got}")
+    for writer, run in writers.items():
+        _check_callable(f"check_partition needs writer {writer!r}", run)
     (name, spec), *others = _arrange(lambda _: None, output, tag)[0].items()
     if others:
         raise ShapeError(f"coverage: check_partition takes one array, got {', '.join([name, *(n for n, _ in others)])}")
@@ -162,6 +168,11 @@ def check_partition(
         if overlap.any():
             between.append(f"overlap: {a} and {b} both write {_finding(overlap, spec.tag, row_bytes).describe()}")
     return Verdict((joint, *outputs), tuple(between))
+
+
+def _check_callable(needs: str, run: Any) -> None:
+    if not callable(run):
+        raise DtypeError(f"coverage: {needs} as a callable, got {type(run).__name__}")
 
 
 def _arrange(

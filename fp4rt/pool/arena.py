@@ -7,18 +7,28 @@ from collections.abc import Callable
 from typing import Any
 
 from fp4rt.device import Device
-from fp4rt.errors import DtypeError, ShapeError
+from fp4rt.errors import DeviceError, DtypeError, ShapeError
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.stream_key import stream_key
 from fp4rt.pool.upstream import Upstream
 
-__all__ = ["DEFAULT_STREAMS", "SIZE_CLASSES", "Arena", "check_integer", "size_class"]
+__all__ = ["DEFAULT_STREAMS", "SIZE_CLASSES", "Arena", "check_device", "check_integer", "size_class"]
 
 DEFAULT_STREAMS = (0, 1)  # the null handle and cudaStreamLegacy: one stream, which cannot be captured
 SMALLEST_CLASS = 512  # bytes; also CuPy's and PyTorch's unit, and more than any vector load or tensor-core tile needs
 SIZE_CLASSES: dict[int, int] = {}  # what size_class has answered: a look-up costs a quarter of the calculation
 REMEMBERED_CLASSES = 4096
 CLASS_BITS = 3  # classes between one power of two and the next: 2**3, so at most 1/8 of a block is unused
+
+
+def check_device(function: str, device: Any) -> None:
+    """Refuse what is no :class:`fp4rt.device.Device`, such as its name.
+
+    Raises:
+        DeviceError: it is none.
+    """
+    if not isinstance(device, Device):
+        raise DeviceError(f"{function} needs device as a fp4rt.device.Device, such as Device('cpu', 0), got {device!r}")
 
 
 def check_integer(what: str, value: Any) -> int:

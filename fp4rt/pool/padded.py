@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from fp4rt.device import CPU, Device
 from fp4rt.errors import ShapeError
-from fp4rt.pool.arena import SIZE_CLASSES, Arena, check_integer, size_class
+from fp4rt.pool.arena import SIZE_CLASSES, Arena, check_device, check_integer, size_class
 from fp4rt.pool.buffer import Block, Buffer
 from fp4rt.pool.stats import PoolStats, readable_bytes
 from fp4rt.pool.store import BlockStore
@@ -101,6 +101,7 @@ class PaddedPool:
         Raises:
             OutOfMemoryError: upstream has no more, or the limit is reached.
             DtypeError: ``nbytes`` is no integer. ShapeError: it is negative, or the tag's extent is larger.
+            DeviceError: ``device`` is no Device.
         """
         if type(nbytes) is not int:
             nbytes = check_integer("PaddedPool.allocate needs nbytes as an integer", nbytes)
@@ -153,6 +154,8 @@ class PaddedPool:
         Returns:
             The number of bytes given back.
         """
+        if device is not None:
+            check_device("PaddedPool.trim", device)
         with self._lock:
             self._take_back()
             before = self._store.held
@@ -170,6 +173,8 @@ class PaddedPool:
         Returns:
             The number of bytes made free. Buffers that still live return to the pool as ordinary ones.
         """
+        if capture_id is not None:
+            capture_id = check_integer("PaddedPool.release_captures needs capture_id as an integer or None", capture_id)
         with self._lock:
             self._take_back()
             return self._store.release_captures(capture_id)
@@ -181,6 +186,7 @@ class PaddedPool:
             device: the stream's.
             stream: handle; that of the per-thread stream means the calling thread's.
         """
+        check_device("PaddedPool.retire_stream", device)
         with self._lock:
             self._take_back()
             self._store.retire(device, stream)
@@ -217,6 +223,7 @@ class PaddedPool:
 
     def _arena(self, device: Device, stream: int) -> Arena:
         """The arena of a stream, made where it is new."""
+        check_device("PaddedPool.allocate", device)
         key = (device, stream_key(stream))
         return self._arenas.get(key) or self._store.add_arena(key, device, stream)
 

@@ -415,3 +415,13 @@ def test_arguments_that_do_not_go_together_are_refused_and_not_left_out(call, te
     x = np.zeros((4, 16), np.uint8)
     with pytest.raises(ShapeError, match=text):
         call(x, fp4rt.quantize(np.ones((4, 16), np.float32)), PaddingTag((4, 16), (4, 16)))
+
+
+def test_what_cannot_be_called_is_refused():
+    out = np.zeros(4, np.uint8)
+    with pytest.raises(DtypeError, match="check needs run as a callable, got NoneType"):
+        coverage.check(None, out)
+    with pytest.raises(DtypeError, match="writers as a mapping from names to callables, got list"):
+        coverage.check_partition([lambda x: None], out)
+    with pytest.raises(DtypeError, match="writer 'a' as a callable, got int"):
+        coverage.check_partition({"a": 3}, out)

@@ -112,3 +112,8 @@ def test_small_arithmetic() -> None:
     assert [round_up(v, 16) for v in (0, 1, 16, 17)] == [0, 16, 16, 32]
     assert block_columns(96) == 6
     assert data_shape(3, 96) == (3, 48)
+
+
+def test_an_array_in_the_place_of_a_layout_is_not_printed() -> None:
+    with pytest.raises(LayoutError, match="unknown scale layout of type ndarray; use one of"):
+        get_layout(np.zeros((1000, 1000)))  # type: ignore[arg-type]

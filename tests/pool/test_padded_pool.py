@@ -347,3 +347,17 @@ def test_tags_of_lists_and_tuples_are_one():
 def test_an_array_is_no_fill_policy():
     with pytest.raises(ValueError, match="unknown fill"):
         PaddedPool(np.zeros(2))
+
+
+def test_a_name_of_a_device_is_no_device():
+    pool = PaddedPool()
+    for call in (
+        lambda: pool.allocate(16, "cpu"),
+        lambda: pool.trim("cpu"),
+        lambda: pool.retire_stream("cpu", 0),
+    ):
+        with pytest.raises(DeviceError, match=r"needs device as a fp4rt\.device\.Device, .*got 'cpu'"):
+            call()
+    with pytest.raises(DtypeError, match="capture_id as an integer or None, got 'x'"):
+        pool.release_captures("x")
+    assert pool.allocate(16).nbytes == 16
