@@ -191,5 +191,5 @@ def get_layout(name: str) -> ScaleLayout:
         if layout is not None:
             return layout
     wanted = ", ".join(repr(n) for n in LAYOUTS)
-    got = f"of type {type(name).__name__}" if hasattr(name, "__len__") and not isinstance(name, str) else repr(name)
+    got = f"of type {type(name).__name__}" if hasattr(name, "shape") else repr(name)
     raise LayoutError(f"unknown scale layout {got}; use one of {wanted}")
