@@ -235,7 +235,8 @@ def matmul(
     addend = None if bias is None else check_bias(bias, n, first, None if type(bias) is alike else stream)
     target = None
     if out is not None:
-        target = check_array_out("matmul", out, first, (m, n), name, None if type(out) is alike else stream)
+        order = None if type(out) is alike else stream
+        target = check_array_out("matmul", out, first, (m, n), name, order, "out_dtype")
         read = left if isinstance(left, QuantizedViews) else (left,)
         check_apart("matmul", (target,), (*read, *right, factor, addend))
     result = _backend(first).matmul(left, right, name, factor, addend, target, stream)

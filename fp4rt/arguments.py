@@ -146,11 +146,11 @@ def check_positive(function: str, number: float) -> None:
 
 
 def _check_out_view(
-    function: str, name: str, view: ArrayView, beside: ArrayView, shape: tuple[int, ...], dtype: str
+    function: str, name: str, view: ArrayView, beside: ArrayView, shape: tuple[int, ...], dtype: str, said_by: str = ""
 ) -> None:
+    """``said_by``: the argument that says which dtype it is, where one does."""
     if view.dtype != dtype:
-        argument = "out_dtype" if function == "matmul" else "dtype"
-        remedy = f"; pass {argument}={view.dtype!r} for that" if name == "out" and view.dtype in INPUT_DTYPES else ""
+        remedy = f"; pass {said_by}={view.dtype!r} for that" if said_by and view.dtype in INPUT_DTYPES else ""
         raise DtypeError(f"{function} needs {name} as {dtype}, got {view.dtype}{remedy}")
     if view.shape != shape:
         raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
@@ -168,12 +168,18 @@ def _check_wants_no_gradient(function: str, name: str, out: Any) -> None:
 
 
 def check_array_out(
-    function: str, out: Any, beside: ArrayView, shape: tuple[int, int], dtype: str, stream: Any
+    function: str,
+    out: Any,
+    beside: ArrayView,
+    shape: tuple[int, int],
+    dtype: str,
+    stream: Any,
+    said_by: str = "dtype",
 ) -> ArrayView:
-    """The view of an array to write a dense result to."""
+    """The view of an array to write a dense result to; the call's argument ``said_by`` says of which dtype."""
     _check_wants_no_gradient(function, "out", out)
     view = interop.view(out, "out", stream)
-    _check_out_view(function, "out", view, beside, shape, dtype)
+    _check_out_view(function, "out", view, beside, shape, dtype, said_by)
     return view
 
 

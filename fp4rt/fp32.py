@@ -14,7 +14,7 @@ import numpy as np
 
 __all__ = ["bits_of", "nearest", "number_of"]
 
-INFINITY, NAN = 0x7F800000, 0x7FC00000
+_INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _BIAS, _FP64_BIAS = 127, 1023
 _FRACTION_BITS, _FP64_FRACTION_BITS = 23, 52
 
@@ -28,10 +28,10 @@ def bits_of(number: float) -> int:
         wide & (1 << _FP64_FRACTION_BITS) - 1,
     )
     if exponent == 0x7FF:
-        return sign | (NAN if fraction else INFINITY)
+        return sign | (_NAN if fraction else _INFINITY)
     exponent += _BIAS - _FP64_BIAS
     if exponent >= 0xFF:
-        return sign | INFINITY
+        return sign | _INFINITY
     dropped = _FP64_FRACTION_BITS - _FRACTION_BITS + max(0, 1 - exponent)
     significand = fraction | 1 << _FP64_FRACTION_BITS
     half_less_one, odd = (1 << (dropped - 1)) - 1, significand >> dropped & 1

@@ -63,9 +63,8 @@ def _choice_of(entry: Any, problem: Problem) -> Choice:
     """Raises whatever it may where an entry is not one that :func:`remember` writes for the problem."""
     kind, values, splits = _TILES[entry["tile"]], entry["fields"], entry["splits"]
     wanted = {field.name: field.type for field in fields(kind)}  # "int" or "bool"
-    if entry["key"] != entry_key(problem) or {name: type(value).__name__ for name, value in values.items()} != wanted:
-        raise ValueError
-    if type(splits) is not int:
+    found = {name: type(value).__name__ for name, value in values.items()}
+    if entry["key"] != entry_key(problem) or found != wanted or type(splits) is not int:
         raise ValueError
     tile = kind(**values)
     base = choose(problem)

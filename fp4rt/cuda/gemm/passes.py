@@ -34,19 +34,21 @@ from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.gemm.portable import alignment_of
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
+from fp4rt.cuda.launch import MAX_GRID_Y
 from fp4rt.format import BLOCK
 from fp4rt.layout import ceil_div
 
 if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
 
-__all__ = ["activation_specs", "dequantize_activations", "repack"]
+__all__ = ["MOST_COLUMNS", "activation_specs", "dequantize_activations", "repack"]
 
 ARGUMENTS = argument_struct("kernels/dequantize_activations.cu", "DequantizeActivationsArguments")
 THREADS = 128
 _ALIGNMENTS = (4, 1)
 _PIECES = (2, 4)  # of 8 columns a thread: of few activations, and of many
 _MANY_BLOCKS = 1 << 16  # of 16 columns; from here on half as many threads are faster
+MOST_COLUMNS = MAX_GRID_Y * THREADS * _PIECES[1] * 8  # of activations
 
 
 def _spec(align: int, pieces: int) -> KernelSpec:

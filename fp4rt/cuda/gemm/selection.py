@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fp4rt.cuda.gemm import hopper_choice
+from fp4rt.cuda.gemm import hopper_choice, passes
 from fp4rt.cuda.gemm.hopper import DecodeTile, PrefillTile, TileSharing
 from fp4rt.cuda.gemm.portable import PortableTile
 from fp4rt.cuda.gemm.portable_choice import choose_portable
@@ -50,7 +50,6 @@ OWN_TOKENS, OWN_ELEMENTS = 8, 1 << 17
 CODE_ALIGNMENT = 8  # of the codes that it reads
 MAX_GRID = 2**31 - 1
 MAX_EXTENT = 2**31 - 4096  # of k, and of what the copy engine has coordinates of; rounded up to a tile it still fits
-MAX_DECODED_COLUMNS = 65535 * 4096  # of NVFP4 activations that become bf16: blocks of that pass in y
 REFERENCE_THREADS = 256
 FINISH_COLUMNS = 1024  # of a block of gemm_finish.cu
 
@@ -188,7 +187,7 @@ def _reference(problem: Problem) -> Choice:
 def check_grid(problem: Problem, choice: Choice) -> None:
     """Raises ShapeError where a kernel cannot count the columns, or a launch the blocks."""
     m, n, k = problem.m, problem.n, problem.k
-    most_columns = MAX_DECODED_COLUMNS if choice.activations == "bf16" else MAX_EXTENT
+    most_columns = passes.MOST_COLUMNS if choice.activations == "bf16" else MAX_EXTENT
     if k > most_columns:
         raise ShapeError(f"a product of k = {k} columns: these operands may have {most_columns}; cut them into parts")
     launches = {choice.kernel: ceil_div(m * n, REFERENCE_THREADS)}
