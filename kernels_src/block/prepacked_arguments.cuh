@@ -11,7 +11,7 @@
 struct PrepackedGemmArguments {
     TensorMap activations;  // (m, k) fp16 or bf16
     TensorMap results;      // (m, n), boxes of one; gemm_prefill.cu alone, and where results leave transposed
-    GemmArguments gemm;     // `b` are the tiles; `a` and its layout are read only where A is NVFP4 and has no map
+    GemmArguments gemm;     // `b` are the tiles; `a` and its layout are read only where A is NVFP4 and is decoded here
     u32 whole_chunks;       // which map: a copy costs its warp some 80 cycles, however little it brings
     u32 dependent;          // not 0: launched while the kernel that writes the activations runs
     // gemm_prefill.cu alone: block/prefill_tiles.cuh, block/shared_tiles.cuh
@@ -20,4 +20,7 @@ struct PrepackedGemmArguments {
     u32* arrivals;          // 0 before the launch
     u32 sharers;            // workers that share the other tiles; 0 where there are none
     u32 piece_groups;       // column groups that each of these has, or one fewer
+    // block/shared_decoding.cuh
+    u8* decoded;            // (m, k) bf16, rows of 16 * ceil(k / 16) elements, what the map describes
+    u32 slot;
 };

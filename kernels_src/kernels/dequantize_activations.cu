@@ -55,12 +55,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 i = 0; i < PIECES; ++i) {
         const u32 piece = first + i * THREADS;
         if (piece >= row_pieces) break;
-        const u32 both = both_low(BFloat16Pairs::scales(scale[i]));
-        u32 pair[4], natural[4];
-        BFloat16Pairs::decode(word[i], pair);
-#pragma unroll
-        for (u32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(multiply_bf16x2(pair[j], both), 0x43804380u);  // * 2^8
-        paired_to_natural(pair, natural);
-        store_16(to + piece * 16, natural);
+        u32 values[4];
+        decode_values(word[i], both_low(BFloat16Pairs::scales(scale[i])), values);
+        store_16(to + piece * 16, values);
     }
 }

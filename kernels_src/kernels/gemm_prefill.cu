@@ -9,14 +9,15 @@
 // all that comes between them. With K_TAIL half of the last column group lies past k, and is left out.
 // Blocks of a cluster either have neighbouring rows and the same tokens, and each loads its part of these for all of
 // them (CLUSTER = 2), or halves of k; then they add their sums, each warpgroup's in the block of its number
-// (K_CLUSTER = 2).
+// (K_CLUSTER = 2). With DECODES activations are NVFP4, and the blocks decode them among themselves
+// (block/shared_decoding.cuh): the first column group where it is multiplied, the others into what the map describes.
 //
 //   shared memory   [ACTIVATION_STAGES][STAGE_CHUNKS][TOKENS][128]   [WEIGHT_STAGES][ROW_TILES][2304]
 //                   [ROW_GROUPS][OUT_STAGES][OUT_TOKENS][128]   barriers, arrivals
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
 // (a multiple of 4, <= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE,
-// K_TAIL, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and
+// K_TAIL, DECODES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and
 // where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
@@ -28,6 +29,9 @@
 #include "mma/warpgroup_product.cuh"
 #include "ptx/blocks.cuh"
 #include "ptx/shared_memory.cuh"
+#if DECODES
+#include "block/shared_decoding.cuh"
+#endif
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #error "gemm_prefill.cu is built for sm_90a"
@@ -49,6 +53,7 @@ constexpr u32 WEIGHT_BYTES = ROW_TILES * TILE_BYTES;
 constexpr u32 SUMS = TOKENS / 2;        // a lane's sums of one 64-row block
 constexpr u32 GROUP_BARRIER = 1;  // and the next ones, for the other warpgroups
 constexpr u32 START_BARRIER = GROUP_BARRIER + ROW_GROUPS, STARTING_THREADS = 64 + ROW_GROUPS * GROUP_THREADS;
+constexpr u32 DECODED_BARRIER = START_BARRIER + 1;  // of the consumers
 constexpr u32 NO_STAGE = ~0u;
 // CUDA 12 compilers find no register for alpha in the loop of the tallest tiles.
 constexpr bool ALPHA_LATE = ROW_BLOCKS > 1 && __CUDACC_VER_MAJOR__ < 13;
@@ -98,10 +103,10 @@ __device__ __forceinline__ bool ends_early(const PrepackedGemmArguments& args, u
 
 // Whether a block's first activations are asked for before it meets: nobody else writes or gets them.
 __device__ __forceinline__ bool sends_activations_first(const PrepackedGemmArguments& args) {
-    return CLUSTER == 1 && args.dependent == 0;
+    return CLUSTER == 1 && args.dependent == 0 && !DECODES;
 }
 
-// One thread: the activations, but the first stage where that is on its way.
+// One thread: the activations, but the first stage where that is on its way, or the first group where it is decoded.
 __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& args, const Tiles& tiles, u32 base,
                                                  u32 rank) {
     const PrefillRings rings(base);
@@ -112,14 +117,27 @@ __device__ __forceinline__ void send_activations(const PrepackedGemmArguments& a
         const PrefillTile tile = tiles.at(piece, rank);
         u32 chunk = tile.first_group * GROUP_CHUNKS;
         if (piece == 0 && sends_activations_first(args)) chunk += STAGE_CHUNKS, place.advance();
+#if DECODES
+        for (u32 i = 0; i < GROUP_STAGES; ++i) chunk += STAGE_CHUNKS, place.advance();
+        const DecodedGroups decoded(args, tiles.groups);
+#endif
 #pragma unroll 1
         for (; chunk < tile.last_group * GROUP_CHUNKS; chunk += STAGE_CHUNKS) {
             const bool is_second_half = chunk % GROUP_CHUNKS >= GROUP_CHUNKS / 2;
             if (K_TAIL && is_second_half && ends_early(args, tile.group_at(chunk / GROUP_CHUNKS))) continue;
+#if DECODES
+            if (chunk % GROUP_CHUNKS == 0) {
+                decoded.wait(chunk / GROUP_CHUNKS);
+                show_memory_to_copies();
+            }
+#endif
             mbarrier_wait(rings.activations.empty(place.stage), place.parity);
             send_stage(args, base, rank, tile.first_token, tile.chunk_at(chunk), place.stage);
             place.advance();
         }
+#if DECODES
+        decoded.leave();
+#endif
     }
     if constexpr (CLUSTER > 1) {  // shared memory must outlive what the other block sends, its last arrivals too
         for (u32 i = 0; i < ACTIVATION_STAGES; ++i) {
@@ -169,6 +187,12 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     const PrefillRings rings(base);
     const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const u32 rank = CLUSTER * K_CLUSTER > 1 ? cluster_rank() : 0;
+#if DECODES
+    static_assert(ROW_GROUPS * GROUP_THREADS == FirstGroup::THREADS && ROW_BLOCKS == 1 && ONE_PIECE && K_CLUSTER == 1);
+    static_assert(ACTIVATION_STAGES >= GROUP_STAGES, "the first column group is there as a whole");
+    const u32 consumer = threadIdx.x - GROUP_THREADS;
+    const FirstGroup first_group(args, blockIdx.y * TOKENS + rank * FirstGroup::PART, warp < 4 ? 2 * FirstGroup::PART : consumer);
+#endif
 
     if (warp < 4) {  // what the block needs first is on its way before it meets
         lower_registers<PRODUCER_REGISTERS>();
@@ -190,6 +214,14 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             if (any) send_group(args, tiles, base, tile, tile.first_group, 0);
         }
         __syncwarp();
+#if DECODES
+        if (warp >= 4 - DECODING_WARPS) {
+            SharedDecoder decoder(args, tiles.groups, warp - (4 - DECODING_WARPS), lane);
+            if constexpr (CLUSTER > 1) cluster_meet();
+            decoder.run();
+            return;
+        }
+#endif
         if constexpr (CLUSTER > 1) {
             cluster_meet();
         } else {
@@ -241,6 +273,10 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     u32 out_stage = 0;
     const Tiles tiles(args.gemm, args.whole_tiles, args.sharers, args.piece_groups);
     const Shared shared{args, rank, group, group_thread, barrier, base + ARRIVALS_AT + group * 4};
+
+#if DECODES
+    first_group.leave(base, rings.activations.full(0), rank, consumer, DECODED_BARRIER);
+#endif
 
     const u32 pieces = tiles.pieces();
     for (u32 piece = 0; piece < pieces; ++piece) {

@@ -111,3 +111,12 @@ __device__ __forceinline__ void paired_to_natural(const u32 (&paired)[4], u32 (&
     natural[2] = permute_bytes(paired[0], paired[1], 0x7632);
     natural[3] = permute_bytes(paired[2], paired[3], 0x7632);
 }
+
+// Eight codes times a scale, of BFloat16Pairs::scales and in both halves, as bf16 in natural order; true, no power beside.
+__device__ __forceinline__ void decode_values(u32 word, u32 scale, u32 (&values)[4]) {
+    u32 pair[4];
+    BFloat16Pairs::decode(word, pair);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) pair[j] = multiply_bf16x2(multiply_bf16x2(pair[j], scale), 0x43804380u);  // * 2^8
+    paired_to_natural(pair, values);
+}

@@ -7,6 +7,9 @@
 // register, as descriptors must; from others they are copied for every product.
 __device__ __forceinline__ u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }
 
+// What the first lane of the warp has.
+__device__ __forceinline__ u64 first_lane(u64 value) { return __shfl_sync(~0u, value, 0); }
+
 // Barrier `id` (1 ... 15) among `threads` threads, whole warps.
 __device__ __forceinline__ void named_barrier_sync(u32 id, u32 threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

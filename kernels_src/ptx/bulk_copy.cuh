@@ -23,6 +23,13 @@ __device__ __forceinline__ void bulk_load_policy(u32 to, const void* from, u32 b
                  : "memory");
 }
 
+// Shared memory to a block of the cluster, completing there. `to` and `barrier` from address_in_block.
+__device__ __forceinline__ void send_bytes(u32 to, u32 from, u32 bytes, u32 barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "r"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 // A box of a tensor of three dimensions, its corner at (x, y, z); what lies outside the tensor arrives as zeros.
 __device__ __forceinline__ void tensor_load(u32 to, const TensorMap* map, i32 x, i32 y, i32 z, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -50,6 +57,9 @@ __device__ __forceinline__ void tensor_store(const TensorMap* map, i32 x, i32 y,
 
 // By every thread whose stores to shared memory a copy will read, before it meets the thread that asks for the copy.
 __device__ __forceinline__ void show_to_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// By a thread that has learned what others wrote to global memory, before it asks for a copy of that.
+__device__ __forceinline__ void show_memory_to_copies() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Closes the group of the thread's stores.
 __device__ __forceinline__ void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

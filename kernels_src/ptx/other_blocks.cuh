@@ -33,6 +33,24 @@ __device__ __forceinline__ void announce(u32* counter) {
     count_up(counter);
 }
 
+// Sets bits of a word, behind all that this thread has written, and all that it has met others at a barrier after they
+// wrote it.
+__device__ __forceinline__ void announce_bits(u64* word, u64 bits) {
+    asm volatile("red.release.gpu.global.or.b64 [%0], %1;" ::"l"(word), "l"(bits) : "memory");
+}
+
+// The bits that are set; what was written before may then be read.
+__device__ __forceinline__ u64 look(const u64* word) {
+    u64 value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void wait_for_bits(const u64* word, u64 bits) {
+    while (look(word) != bits) {
+    }
+}
+
 // Waits until `count` were announced; what those wrote before may then be read, also by who meets this thread after.
 __device__ __forceinline__ void wait_for_announced(const u32* counter, u32 count) {
     u32 value;

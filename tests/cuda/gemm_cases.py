@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 
@@ -162,7 +163,10 @@ def plan_of_tile(a, b, tile):
 
     left, weight = a.views(), Weight(b.packed.views())
     problem = problem_of(left, weight)
-    return make_plan(left, weight, problem, with_hopper_tile(problem, tile, "asked for")), left, weight
+    choice = with_hopper_tile(problem, tile, "asked for")
+    if getattr(tile, "decodes", False):  # selection asks for more than that it can
+        choice = replace(choice, tile=replace(choice.tile, decodes=True), activations="beside")
+    return make_plan(left, weight, problem, choice), left, weight
 
 
 def check_tile(what, a, b, tile, out_dtype="float32"):

@@ -59,12 +59,21 @@ def hopper_tiles(cases, rng) -> int:
     products = [(tile, m, *rest) for tile, m in tiles for rest in ((500, 1104, "float32"), (504, 1088, "bfloat16"))]
     for tile, m in many_pieces:
         products += [(tile, m, 8600 if m < 300 else 2200, *rest) for rest in ((336, "float32"), (320, "bfloat16"))]
+    decoding = (
+        (PrefillTile(64, 1, 8, 4, 2, 2, one_piece=True, decodes=True), 140),
+        (PrefillTile(96, 1, 8, 4, 2, 2, cluster=2, one_piece=True, decodes=True), 200),
+        (PrefillTile(64, 1, 8, 2, 2, 2, stage_chunks=2, one_piece=True, decodes=True), 70),
+    )
+    for tile, m in decoding:
+        products += [(tile, m, 504, 1088, "bfloat16"), (tile, m, 500, 700, "float32")]
+    made = 0
     weights = {(n, k): cases.quantized(rng, n, k) for n, k in {product[2:4] for product in products}}
     for tile, m, n, k, out_dtype in products:
-        for kind in ("bfloat16", "nvfp4"):
+        for kind in ("nvfp4",) if getattr(tile, "decodes", False) else ("bfloat16", "nvfp4"):
             a = cases.activations(rng, m, k, kind)
             cases.check_tile(f"{kind} m={m} n={n} k={k}", a, weights[n, k], tile, out_dtype)
-    return 2 * len(products)
+            made += 1
+    return made
 
 
 if __name__ == "__main__":

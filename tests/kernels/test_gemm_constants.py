@@ -26,6 +26,8 @@ def constant(source, name):
         ("kernels/gemm_reference.cu", "THREADS", "selection", "REFERENCE_THREADS"),
         ("kernels/dequantize_activations.cu", "THREADS", "passes", "THREADS"),
         ("kernels/prepacked_values.cu", "RECORD_THREADS", "prepack", "RECORD_THREADS"),
+        ("block/shared_decoding.cuh", "DECODING_WARPS", "hopper_prefill", "DECODING_WARPS"),
+        ("block/shared_decoding.cuh", "ITEM_TOKENS", "hopper_prefill", "ITEM_TOKENS"),
     ],
 )
 def test_kernel_and_launch_agree(source, name, module, python_name):

@@ -92,6 +92,34 @@ def test_quantized_activations_become_bf16_unless_they_are_few():
     assert choose(problem).workspace(problem)["activations"] == 33 * 64 * 2
 
 
+def test_blocks_with_one_large_tile_decode_activations_among_themselves():
+    both = {"a_kind": "nvfp4", "b_kind": "prepacked"}
+    choice = choose(product(m=1024, **both))
+    assert (choice.activations, choice.tile.decodes) == ("beside", True)
+    assert "decode the activations among themselves" in choice.why
+    assert choice.workspace(product(m=1024, **both)) == {"activations": 1024 * 4096 * 2}
+    repacked = choose(product(m=1024, a_kind="nvfp4"))
+    assert (repacked.activations, repacked.repack) == ("beside", True)
+    others = (
+        product(m=512, **both),  # tiles of 128 tokens, which are multiplied too fast
+        product(m=4096, **both),  # several tiles a block
+        product(m=1024, k=256, **both),  # nothing after the first column group
+        product(m=1024, align=Alignment(8, 4), **both),
+        product(m=1024, align=Alignment(16, 1), **both),
+        product(m=1024, n=1024, k=10**6, **both),  # few blocks
+    )
+    for each in others:
+        assert choose(each).activations == "bf16", each
+        assert not choose(each).tile.decodes
+    assert choose(product(m=1024, **{**both, "a_kind": "bfloat16"})).activations == "as given"
+
+
+def test_a_tile_that_cannot_decode_is_refused_where_it_shall():
+    for fault in ({"one_piece": False}, {"row_groups": 3, "row_tiles": 12}, {"tokens": 160}, {"activation_stages": 3}):
+        with pytest.raises(ShapeError, match="NVFP4 activations to decode"):
+            PrefillTile(**{**asdict(PrefillTile(128, 1, 8, 4, 2, 4, one_piece=True, decodes=True)), **fault})
+
+
 def test_activations_that_the_copy_engine_cannot_fetch_go_to_the_portable_kernel_and_it_says_why():
     choice = choose(product(H200, 4096, b_kind="prepacked", bulk=False))
     assert choice.kernel == "portable"

@@ -3,12 +3,13 @@
 Copies land when somebody waits for them and destroy what lies there when they start, so a stage that is used too early
 or filled too early gives NaN; unknown memory is NaN; blocks run one after the other, so one that waits for another
 hangs. The blocks of a cluster run together: what one sends another is NaN until that one waits for it, and must not
-come when that one is over.
+come when that one is over. A box of activations is what its memory holds when it is asked for.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -40,6 +41,9 @@ PAIRED = PrefillTile(32, 1, 8, 2, 2, 2, stage_chunks=2)
 TWO_BLOCKS = PrefillTile(48, 2, 12, 2, 2, 1)
 THREE_GROUPS = PrefillTile(48, 1, 12, 3, 2, 2, row_groups=3)
 SHARING_TOKENS = PrefillTile(32, 1, 8, 3, 2, 2, cluster=2)
+AMONG_BLOCKS = PrefillTile(32, 1, 8, 4, 2, 2, one_piece=True, decodes=True)
+AMONG_CLUSTERS = PrefillTile(48, 1, 8, 5, 2, 2, cluster=2, one_piece=True, decodes=True)
+AMONG_PAIRED = PrefillTile(16, 1, 8, 2, 2, 2, stage_chunks=2, one_piece=True, decodes=True)
 # (tile, type of a, m, n, k, type of out, blocks, launched as a dependent). Where k is a multiple of 64, whole chunks
 # are copied, all of a stage at once.
 CASES = (
@@ -87,6 +91,17 @@ CLUSTER_CASES = (
     (replace(THREE_GROUPS, cluster=2), "bfloat16", 60, 500, 400, "bfloat16", 8, False),
     (SHARING_TOKENS, "bfloat16", 20, 120, 300, "float16", 2, False),  # none
 )
+# Blocks that decode activations among themselves: three layouts, token tiles that are not whole; k ends in a block of
+# 16, in a group, in its first half (whose second half is left out), with a group
+DECODING_CASES = (
+    (AMONG_BLOCKS, "nvfp4", 70, 152, 784, "bfloat16", 6, False),
+    (replace(AMONG_BLOCKS, k_tail=True), "nvfp4", 33, 131, 600, "float32", 4, False),
+    (AMONG_BLOCKS, "nvfp4", 5, 300, 1024, "bfloat16", 3, False),
+    (AMONG_CLUSTERS, "nvfp4", 70, 152, 777, "bfloat16", 4, False),
+    (AMONG_CLUSTERS, "nvfp4", 95, 280, 512, "bfloat16", 8, False),
+    (AMONG_PAIRED, "nvfp4", 23, 152, 832, "bfloat16", 4, False),
+    (replace(AMONG_PAIRED, cluster=2), "nvfp4", 30, 200, 272, "float32", 4, False),
+)
 # The same for prefill tiles, with (whole tiles, sharers) instead: 2 x 2 tiles, k of 5 column groups
 SHARED_CASES = (
     ((WIDE, "bfloat16", 40, 152, 1200, "bfloat16", 3, False), (3, 3)),  # one tile among all three
@@ -123,16 +138,17 @@ def weight(rng, n, k):
     return prepacked.pack(reference.pack_codes(codes), scales, k)[0], values[:, :k].astype(np.float64)
 
 
-def quantized(rng, m, k):
+def quantized(rng, m, k, unit):
     """(codes, scales, block columns, layout, fp64 values) of activations whose padding would show."""
     blocks, layout = ceil_div(k, BLOCK), list(LAYOUTS.values())[m % 3]
-    columns = blocks + 3
+    columns = round_up(blocks + 3, unit)
     codes = rng.integers(0, 16, (m, columns * BLOCK), dtype=np.uint8)
     scales = rng.integers(0, 0x7F, (m, columns), dtype=np.uint8)
     values = (E2M1.values[codes].reshape(m, -1, BLOCK) * E4M3.values[scales][..., None]).reshape(m, -1)
     placed = np.full(layout.nbytes(m, columns), 0x7F, np.uint8)
     placed[layout.offsets(m, columns)[:, :blocks]] = scales[:, :blocks]
-    return aligned(reference.pack_codes(codes)), placed, columns, layout.index, values[:, :k].astype(np.float64)
+    values = values[:, :k].astype(np.float64)
+    return aligned(reference.pack_codes(codes)), aligned(placed), columns, layout.index, values
 
 
 def aligned(array):
@@ -153,7 +169,7 @@ def one_piece(case):
     return tile, a_type, m, n, k, out_type, columns * rows, dependent
 
 
-def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0, scales_product=None):
+def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=0, scales_product=None, slot=0):
     """(result, values of a, of b) with alpha 0.5, or 1 / (``scales_product``, a's global scale and that of b).
 
     ``order`` is that of the clusters, ``seed`` disturbs the threads'.
@@ -168,7 +184,9 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     library.allow_reads(ctypes.c_void_p(tiles.ctypes.data), ctypes.c_uint64(tiles.nbytes))
     a_bits, codes, scales, columns, layout = np.zeros(0, np.uint16), np.zeros(0, np.uint8), np.zeros(0, np.uint8), 0, 0
     if a_type == "nvfp4":
-        codes, scales, columns, layout, a = quantized(rng, m, k)
+        decodes = getattr(tile, "decodes", False)
+        codes, scales, columns, layout, a = quantized(rng, m, k, 4 if decodes else 1)
+        a_bits = aligned(np.full((m, round_up(k, BLOCK) if decodes else 0), 0xFFFF, np.uint16))  # NaN
     else:
         a_bits = reference.round_to_bits(rng.standard_normal((m, k)).astype(np.float32), a_type)
         a = reference.widen(a_bits, a_type).astype(np.float64)
@@ -194,10 +212,12 @@ def multiply(build, case, bias=None, change=None, shared=None, order=None, seed=
     library.disturb(ctypes.c_uint64(seed))
     library.run(
         *(ctypes.c_void_p(order.ctypes.data), blocks, columns, tile.threads, args),
-        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(k), tile.box_rows, box_chunks, result_rows, dependent),
+        *(ctypes.c_void_p(a_bits.ctypes.data), ctypes.c_uint64(a_bits.shape[-1] or k), tile.box_rows, box_chunks),
+        *(result_rows, dependent),
         *(whole_tiles, ctypes.c_void_p(sums.ctypes.data), ctypes.c_void_p(arrivals.ctypes.data), sharers),
-        *(piece_groups, tile.plan.nbytes),
+        *(piece_groups, slot, tile.plan.nbytes),
     )
+    assert library.counters_are_clear()
     element = 4 if out_type == "float32" else 2
     assert (guarded[m * n * element :] == GUARD).all(), "writes past the end"
     out = guarded[: m * n * element].view(np.float32 if element == 4 else np.uint16).reshape(m, n)
@@ -263,6 +283,18 @@ def test_whichever_worker_comes_last_the_bits_are_the_same(build):
 def test_clusters_are_right_whatever_they_share(build, case):
     assert case[6] == case[0].grid(*case[2:5], 132)[0]
     assert_within_bound(*multiply(build, case), case[5])
+
+
+@pytest.mark.parametrize("case", DECODING_CASES, ids=name_of)
+def test_blocks_decode_activations_among_themselves_in_any_order(build, case):
+    tile, _, *sizes, out_type, blocks, _ = case
+    assert blocks == math.prod(tile.grid(*sizes, MANY))
+    first, a, b = multiply(build, case)
+    assert_within_bound(first, a, b, out_type)
+    clusters = blocks // tile.cluster
+    backwards, drawn = range(clusters - 1, -1, -1), np.random.default_rng(2).permutation(clusters)
+    for seed, order in ((0, backwards), (1, None), (2, drawn)):
+        assert np.array_equal(multiply(build, case, seed=seed, order=order, slot=511)[0], first)
 
 
 # Each as it runs on a device: blocks that halve k have one piece of work, those that share tokens several.

@@ -1,15 +1,14 @@
-"""Counters of amax.cu: one stream keeps its slot, a captured launch has its own for good."""
+"""Counters of a module: one stream keeps its slot, a captured launch has its own for good."""
 
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fp4rt.cuda.quantizers import amax, slots
-from fp4rt.cuda.quantizers.slots import SLOTS, SlotTable
-from fp4rt.errors import BackendUnavailable
+from fp4rt.cuda.slots import SlotTable
+
+SLOTS = 1000
 
 
 def never():
@@ -17,14 +16,14 @@ def never():
 
 
 def test_streams_keep_their_slots_and_never_share_one():
-    table = SlotTable(never)
+    table = SlotTable(SLOTS, never)
     first = {stream: table.for_stream(stream).number for stream in (0, 1 << 40, 2 << 40)}
     assert len(set(first.values())) == 3
     assert all(table.for_stream(stream).number == slot for stream, slot in first.items())
 
 
 def test_the_per_thread_stream_is_another_stream_in_every_thread():
-    table, found = SlotTable(never), []
+    table, found = SlotTable(SLOTS, never), []
     gate = threading.Barrier(2)
 
     def ask():
@@ -41,7 +40,7 @@ def test_the_per_thread_stream_is_another_stream_in_every_thread():
 
 
 def test_a_thread_that_has_ended_does_not_pass_its_per_thread_slot_on():
-    table, found = SlotTable(never), []
+    table, found = SlotTable(SLOTS, never), []
     for _ in range(5):
         thread = threading.Thread(target=lambda: found.append(table.for_stream(2).number))
         thread.start()
@@ -49,23 +48,22 @@ def test_a_thread_that_has_ended_does_not_pass_its_per_thread_slot_on():
     assert len(set(found)) == 5
 
 
-def test_captured_launches_share_with_nobody_until_there_are_no_more(monkeypatch):
-    table = SlotTable(never)
+def test_captured_launches_share_with_nobody_until_there_are_no_more():
+    table = SlotTable(SLOTS, never)
     captured = [table.for_capture().number for _ in range(100)]
     eager = [table.for_stream(stream).number for stream in range(10, 110)]
     assert len({*captured, *eager}) == 200
     assert max(captured) < SLOTS
-    monkeypatch.setattr(slots, "SLOTS", slots._STREAM_SLOTS + 100)
-    with pytest.raises(BackendUnavailable, match="100 automatic global scales"):
-        table.for_capture()
+    more = [table.for_capture() for _ in range(SLOTS // 2 - 100 + 1)]
+    assert None not in more[:-1]
+    assert more[-1] is None
 
 
 @pytest.fixture
-def four(monkeypatch):
+def four():
     """A table with slots for four streams, and how often it has waited for the device."""
-    monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
     waited = []
-    return SlotTable(lambda: waited.append(True)), waited
+    return SlotTable(8, lambda: waited.append(True)), waited
 
 
 def test_more_streams_than_slots_start_anew_once_the_device_is_idle(four):
@@ -85,15 +83,14 @@ def test_a_slot_that_a_launch_is_about_to_take_is_given_to_no_other_stream(four)
     assert len(waited) == 3
 
 
-def test_a_slot_that_was_launched_with_during_the_wait_is_not_free_after_it(monkeypatch):
-    monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
+def test_a_slot_that_was_launched_with_during_the_wait_is_not_free_after_it():
     held, waits = [], []
 
     def synchronize():
         held.clear()
         waits.append(True)
 
-    table = SlotTable(synchronize)
+    table = SlotTable(8, synchronize)
     held.append(table.for_stream(16))
     assert [table.for_stream(16 * stream).number for stream in range(2, 8)] == [1, 2, 3, 1, 2, 3]
     assert len(waits) == 1
@@ -101,15 +98,14 @@ def test_a_slot_that_was_launched_with_during_the_wait_is_not_free_after_it(monk
     assert len(waits) == 2, "only this one has seen that launch"
 
 
-def test_a_wait_that_fails_loses_no_slot(monkeypatch):
-    monkeypatch.setattr(slots, "_STREAM_SLOTS", 4)
+def test_a_wait_that_fails_loses_no_slot():
     failures = [RuntimeError("a stream is captured")]
 
     def synchronize():
         if failures:
             raise failures.pop()
 
-    table = SlotTable(synchronize)
+    table = SlotTable(8, synchronize)
     for stream in range(1, 5):
         table.for_stream(16 * stream)
     with pytest.raises(RuntimeError, match="captured"):
@@ -124,16 +120,10 @@ def test_where_every_slot_is_held_a_new_stream_gets_one_of_those_for_captures(fo
     assert table.for_capture().number not in {slot.number for slot in held}
 
 
-def test_threads_that_ask_for_a_devices_slots_at_once_get_one_table(monkeypatch):
-    gate = threading.Barrier(2)
-
-    class SlowTable(SlotTable):
-        def __init__(self, synchronize):
-            gate.wait()  # both threads have found none
-            super().__init__(synchronize)
-
-    monkeypatch.setattr(amax, "SlotTable", SlowTable)
-    monkeypatch.setattr(amax, "_tables", {})
-    with ThreadPoolExecutor(2) as pool:
-        tables = list(pool.map(amax._table, [0, 0]))
-    assert tables[0] is tables[1]
+def test_where_all_are_held_there_is_none():
+    table = SlotTable(4, lambda: None)
+    held = [table.for_stream(16 * stream) for stream in range(1, 6)]
+    assert [slot.number for slot in held[:-1]] == [0, 1, 2, 3]
+    assert held[-1] is None
+    del held[0], held[-1]
+    assert table.for_stream(16 * 7) is not None

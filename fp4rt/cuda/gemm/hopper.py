@@ -4,9 +4,18 @@ Where things lie in shared memory is computed there, once, and handed to the ker
 """
 
 from fp4rt.cuda.gemm.hopper_plan import A_TYPES, MAX_SHARED_BYTES
-from fp4rt.cuda.gemm.hopper_prefill import PrefillTile, TileSharing
+from fp4rt.cuda.gemm.hopper_prefill import DECODING_SLOTS, PrefillTile, TileSharing
 from fp4rt.cuda.gemm.hopper_stages import DecodeTile, SmallTile
 
-__all__ = ["A_TYPES", "MAX_SHARED_BYTES", "DecodeTile", "HopperTile", "PrefillTile", "SmallTile", "TileSharing"]
+__all__ = [
+    "A_TYPES",
+    "DECODING_SLOTS",
+    "MAX_SHARED_BYTES",
+    "DecodeTile",
+    "HopperTile",
+    "PrefillTile",
+    "SmallTile",
+    "TileSharing",
+]
 
 HopperTile = DecodeTile | SmallTile | PrefillTile

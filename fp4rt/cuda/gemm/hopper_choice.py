@@ -15,6 +15,7 @@ from functools import lru_cache
 from fp4rt.cuda.gemm.hopper import MAX_SHARED_BYTES, DecodeTile, HopperTile, PrefillTile, SmallTile
 from fp4rt.cuda.gemm.hopper_measured import MEASURED, MEASURED_MULTIPROCESSORS, MEASURED_NVFP4
 from fp4rt.cuda.gemm.hopper_plan import GROUP_CHUNKS
+from fp4rt.cuda.gemm.portable import Alignment
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.errors import BackendUnavailable, ShapeError
 from fp4rt.layout import ceil_div, round_up
@@ -285,13 +286,18 @@ def kernel_specs() -> Iterator[KernelSpec]:
     """
     products = [(1 << power, n, k) for n, k in MEASURED for power in range(14)]
 
-    def tiles(nvfp4: bool) -> set[HopperTile]:
+    def chosen(nvfp4: bool) -> dict[HopperTile, None]:
         processors = MEASURED_MULTIPROCESSORS
-        chosen = ((choose_hopper(*product, processors, nvfp4=nvfp4)[0], product) for product in products)
-        return {tile.for_product(*product, processors) for tile, product in chosen}
+        found = []
+        for product in products:
+            tile = choose_hopper(*product, processors, nvfp4=nvfp4)[0].for_product(*product, processors)
+            found.append(tile)
+            if nvfp4 and isinstance(tile, PrefillTile) and tile.can_decode(*product, Alignment()):
+                found.append(replace(tile, decodes=True))
+        return dict.fromkeys(sorted(found, key=str))
 
-    bf16, nvfp4 = sorted(tiles(False), key=str), sorted(tiles(True), key=str)
-    for tile in dict.fromkeys([*bf16, *nvfp4]):
+    bf16, nvfp4 = chosen(False), chosen(True)
+    for tile in bf16 | nvfp4:
         yield tile.spec("bfloat16")
     for kernel in (DecodeTile, SmallTile, PrefillTile):
         yield next(tile for tile in bf16 if isinstance(tile, kernel)).spec("float16")

@@ -78,6 +78,7 @@ MEASURED_NVFP4: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
     (8192, 8192): ((8, DecodeTile(1, 4, 2, 3, row_warps=2, k_warps=4, warp_tiles=2)),),
     (4096, 4096): (
         (8, DecodeTile(1, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
-        (16, DecodeTile(2, 2, 4, 4, row_warps=2, k_warps=4, warp_tiles=1)),
+        (16, DecodeTile(2, 2, 4, 3, row_warps=2, k_warps=4, warp_tiles=1)),
+        (32, DecodeTile(4, 2, 2, 3, row_warps=2, k_warps=4, warp_tiles=1)),
     ),
 }

@@ -32,12 +32,14 @@ from fp4rt.layout import ceil_div
 from fp4rt.prepacked import TILE_BYTES, TILE_COLUMNS, TILE_ROWS
 
 if TYPE_CHECKING:
+    from fp4rt.cuda.gemm.portable import Alignment
     from fp4rt.cuda.kernel import Extent
     from fp4rt.cuda.kernel_spec import KernelSpec
 
-__all__ = ["PrefillTile", "TileSharing"]
+__all__ = ["DECODING_SLOTS", "PrefillTile", "TileSharing"]
 
-_CONSUMER_REGISTERS = {2: (232, 40), 3: (160, 32)}  # of a consumer and of a producer thread, by row groups
+_REGISTERS = {2: (232, 40), 3: (160, 32)}  # of a consumer and of a producer thread, by row groups
+_DECODING_REGISTERS = 216, 72  # where producers decode activations
 _MOST_GRID_ROWS = 65535  # of blocks in y
 # Measured on an H200, in cycles of a multiprocessor
 _DECODING_CYCLES = 170  # of 64 rows' weights of a chunk, where nothing hides it
@@ -45,6 +47,15 @@ _SHARING_CYCLES = 8900  # clearing the counters, meeting at them
 _LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
 _SHARED_BYTES_A_CYCLE = 9.5  # of sums that a multiprocessor hands to others, while all do
 _ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
+
+
+# kernels_src/block/shared_decoding.cuh
+DECODING_SLOTS = 512
+DECODING_WARPS, ITEM_TOKENS = 2, 4
+_SLOT_WORDS = 512
+_CODES_ALIGNMENT, _SCALES_ALIGNMENT = 16, 4
+# Cycles on an H200, beside products: of a warp for an item, and until others see it
+_ITEM_CYCLES, _ANNOUNCING_CYCLES = 1100, 2000
 
 
 class TileSharing(NamedTuple):
@@ -75,6 +86,8 @@ class PrefillTile:
         row_groups: consumer warpgroups along the rows: 2, or 3 where k_cluster is 1.
         one_piece: each block, or cluster, has one tile, that of its place in the grid; see :meth:`for_product`.
         k_tail: k ends in the first half of a column group, and so do the products; where stage_chunks is 1.
+        decodes: activations are NVFP4, and the blocks decode them among themselves (``block/shared_decoding.cuh``);
+            see :meth:`can_decode`.
     """
 
     tokens: int
@@ -89,6 +102,7 @@ class PrefillTile:
     row_groups: int = 2
     one_piece: bool = False
     k_tail: bool = False
+    decodes: bool = False
 
     source: ClassVar[str] = "kernels/gemm_prefill.cu"
     entry: ClassVar[str] = "gemm_prefill"
@@ -100,7 +114,7 @@ class PrefillTile:
             "no stages": min(self.activation_stages, self.weight_stages) < 1,
             "no tokens, or more than 256": not 1 <= self.tokens <= 256,
             "no row blocks": self.row_blocks < 1,
-            "neither two nor three row groups": self.row_groups not in _CONSUMER_REGISTERS,
+            "neither two nor three row groups": self.row_groups not in _REGISTERS,
             "three row groups, of which blocks that share k have two": self.k_cluster > 1 and self.row_groups != 2,
             "no row tiles, or some that no warpgroup has, or not whole fours": (
                 not 1 <= self.row_tiles <= 4 * self.row_groups * self.row_blocks or self.row_tiles % 4 != 0
@@ -111,6 +125,7 @@ class PrefillTile:
             ),
             "a number of stage_chunks that is neither 1 nor 2": self.stage_chunks not in (1, 2),
             "a k_tail of half a column group, but stages of that size": self.k_tail and self.stage_chunks > 1,
+            "NVFP4 activations to decode, which its blocks cannot": self.decodes and not self._has_decoders,
             "too few stages for the sums of a cluster, which lie over them": (
                 self.k_cluster > 1 and chunks < 2 * self.row_blocks
             ),
@@ -160,6 +175,7 @@ class PrefillTile:
 
     def defines(self, a_type: str) -> Mapping[str, int | str]:
         """Macros of the compilation."""
+        registers = _DECODING_REGISTERS if self.decodes else _REGISTERS[self.row_groups]
         return {
             "A_TYPE": A_TYPES[a_type],
             "TOKENS": self.tokens,
@@ -171,14 +187,16 @@ class PrefillTile:
             "WEIGHT_STAGES": self.weight_stages,
             "ONE_PIECE": int(self.one_piece),
             "K_TAIL": int(self.k_tail),
+            "DECODES": int(self.decodes),
             "RASTER_TOKENS": self.raster_tokens,
             "CLUSTER": self.cluster,
             "K_CLUSTER": self.k_cluster,
             "OUT_TOKENS": self.out_tokens,
             "OUT_STAGES": self.out_stages,
-            "CONSUMER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][0],
-            "PRODUCER_REGISTERS": _CONSUMER_REGISTERS[self.row_groups][1],
+            "CONSUMER_REGISTERS": registers[0],
+            "PRODUCER_REGISTERS": registers[1],
             **public_macros(self.plan.macros),
+            **({"SLOTS": DECODING_SLOTS, "SLOT_WORDS": _SLOT_WORDS} if self.decodes else {}),
         }
 
     def spec(self, a_type: str) -> KernelSpec:
@@ -198,11 +216,30 @@ class PrefillTile:
 
     def for_product(self, m: int, n: int, k: int, multiprocessors: int) -> PrefillTile:
         """The tile with ``one_piece`` and ``k_tail`` as the product has them: what blocks do is shorter then."""
-        several = replace(self, one_piece=False)
+        several = replace(self, one_piece=False, decodes=False)
         alone = several.sharing(m, n, k, multiprocessors).sharers == 0
         one = self.k_cluster > 1 or (alone and self.tiles(m, n) <= multiprocessors // self.cluster)
         one = one and ceil_div(m, self.tokens) <= _MOST_GRID_ROWS
-        return replace(self, one_piece=one, k_tail=self.has_k_tail(k))
+        return replace(several, one_piece=one, k_tail=self.has_k_tail(k))
+
+    @property
+    def _has_decoders(self) -> bool:
+        """Whether its stages hold a column group, and 256 consumers half a token's chunk each of it."""
+        whole_group = self.activation_stages * self.stage_chunks >= GROUP_CHUNKS
+        few = self.box_rows <= WARPGROUP_THREADS and (self.row_groups, self.row_blocks, self.k_cluster) == (2, 1, 1)
+        return self.one_piece and whole_group and few
+
+    def can_decode(self, m: int, n: int, k: int, alignment: Alignment) -> bool:
+        """Whether the blocks of a product can decode its NVFP4 activations, and do so faster than it multiplies them.
+
+        One of :meth:`for_product`; ``alignment`` of the activations.
+        """
+        groups, blocks = ceil_div(k, TILE_COLUMNS), self._row_clusters(n) * self.cluster
+        words = ceil_div(m, self.tokens) * (groups + 1)
+        items = ceil_div(ceil_div(self.tokens, ITEM_TOKENS), blocks * DECODING_WARPS)
+        in_time = items * _ITEM_CYCLES + _ANNOUNCING_CYCLES <= self.group_cycles
+        aligned = alignment.a >= _CODES_ALIGNMENT and alignment.a_scales >= _SCALES_ALIGNMENT
+        return self._has_decoders and aligned and groups > 1 and words <= _SLOT_WORDS and in_time
 
     def has_k_tail(self, k: int) -> bool:
         """Whether k ends in the first half of a column group, and products can."""

@@ -7,14 +7,14 @@ call with ``out`` can be captured into a graph.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from fp4rt.backend import PrepackedViews, QuantizedViews
 from fp4rt.cuda.arguments import argument_struct
 from fp4rt.cuda.dependent_launch import launch_dependent
 from fp4rt.cuda.gemm.autotune import remembered
-from fp4rt.cuda.gemm.hopper import TileSharing
+from fp4rt.cuda.gemm.hopper import DECODING_SLOTS, TileSharing
 from fp4rt.cuda.gemm.passes import activation_specs, dequantize_activations, repack
 from fp4rt.cuda.gemm.portable import KINDS, Alignment
 from fp4rt.cuda.gemm.portable_choice import portable_specs
@@ -24,6 +24,7 @@ from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, POINTER_ALIGNMENT, encode_
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import clear_bytes, new_memory, result
+from fp4rt.cuda.slots import Slot, SlotTable, device_slots
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.layout import ceil_div
@@ -63,6 +64,7 @@ class Plan:
     dependent: bool  # the kernel ahead writes the activations
     sharing: TileSharing  # of a prefill tile
     result_rows: int  # of a box of results of two bytes at an aligned address; 0: the kernel stores them itself
+    behind_pass: list[Plan] = field(default_factory=list, compare=False)  # the one for where no slot is free, once made
 
 
 def matmul(
@@ -155,7 +157,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
     """A choice with its kernels loaded, for operands of the form of ``a`` and ``weight``."""
     (m, n, k), device = (problem.m, problem.n, problem.k), weight.tiles.device.index
     grid, threads, spec = _launch_of(problem, choice)
-    as_bf16 = choice.activations == "bf16"
+    as_bf16 = choice.activations != "as given"
     a_columns, a_layout, a_strides, dtype = 0, 0, (0, 0), problem.a_kind
     if isinstance(a, QuantizedViews):
         a_columns, a_layout = a.columns, a.layout.index
@@ -181,7 +183,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
         hopper,
         (dtype, m, k, a_strides[0], tile.box_rows) if hopper and dtype != "nvfp4" else None,
         whole_chunks,
-        hopper and as_bf16 and not choice.repack,
+        hopper and choice.activations == "bf16" and not choice.repack,
         choice.sharing(problem) or NO_SHARING,
         tile.out_tokens if choice.kernel == "prefill" and n % RESULT_UNIT == 0 else 0,
     )
@@ -190,7 +192,7 @@ def make_plan(a: QuantizedViews | ArrayView, weight: Weight, problem: Problem, c
 def _launch_of(problem: Problem, choice: Choice) -> tuple[Extent, int, KernelSpec]:
     """(grid, threads, what to compile)."""
     m, n, k = problem.m, problem.n, problem.k
-    a_kind = "bfloat16" if choice.activations == "bf16" else problem.a_kind
+    a_kind = "bfloat16" if choice.activations != "as given" else problem.a_kind
     tile: Any = choice.tile
     if choice.kernel == "reference":
         return (ceil_div(m * n, REFERENCE_THREADS), 1, 1), REFERENCE_THREADS, _reference_spec(a_kind)
@@ -213,6 +215,12 @@ def launch(
 ) -> None:
     """The passes and the product. Temporary memory lives until the end of this function, then in stream order."""
     choice, device = plan.choice, weight.tiles.device
+    slot = None
+    if choice.activations == "beside":
+        slot = _slot(plan.kernel, stream)  # held until the launch is queued
+        if slot is None:
+            launch(_behind_pass(plan, a, weight), a, weight, out_dtype, alpha, bias, to, stream)
+            return
     space = {name: new_memory((size,), "uint8", device, stream) for name, size in plan.workspace.items()}
     shared_sums = arrivals = 0
     if plan.sharing.sharers:  # cleared first: what is launched as a dependent must follow a kernel
@@ -222,9 +230,10 @@ def launch(
         a_pointer, a_scales, a_global = a.data.pointer, a.scales.pointer, a.global_scale.pointer
     else:
         a_pointer, a_scales, a_global = a.pointer, 0, 0
+    decoded = space["activations"].pointer if choice.activations != "as given" else 0
     if choice.activations == "bf16":
-        a_pointer = space["activations"].pointer
-        dequantize_activations(a, a_pointer, stream)  # type: ignore[arg-type]
+        a_pointer = decoded
+        dequantize_activations(a, decoded, stream)  # type: ignore[arg-type]
     b_pointer = weight.tiles.pointer
     if choice.repack:
         b_pointer = space["weights"].pointer
@@ -248,7 +257,7 @@ def launch(
     else:
         described = results = NO_TENSOR_MAP
         if plan.tensor_map is not None:
-            described = encode_matrix(a_pointer, *plan.tensor_map, plan.whole_chunks)
+            described = encode_matrix(decoded or a_pointer, *plan.tensor_map, plan.whole_chunks)
         if plan.result_rows and out_dtype != "float32" and to % POINTER_ALIGNMENT == 0:  # leaves_transposed, in CUDA
             m, n = plan.problem.m, plan.problem.n
             results = encode_matrix(to, out_dtype, m, n, 2 * n, plan.result_rows, 0)
@@ -256,9 +265,29 @@ def launch(
         sharing = plan.sharing
         tiles = (sharing.whole_tiles, shared_sums, arrivals, sharing.sharers, sharing.piece_groups)
         own = (described, results, *values, plan.whole_chunks, plan.dependent, *tiles)
+        own += (decoded, 0 if slot is None else slot.number)
         begin(plan.kernel, plan.grid, plan.threads, HOPPER_ARGUMENTS, own, stream)
     if plan.finish is not None:
         launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
+
+
+_tables: dict[Kernel, SlotTable] = {}  # whose activations are decoded beside the products: its slots
+
+
+def _slot(kernel: Kernel, stream: int) -> Slot | None:
+    table = _tables.get(kernel)
+    if table is None:  # threads that come at once get one table
+        table = _tables.setdefault(kernel, device_slots(kernel.device, DECODING_SLOTS))
+    return table.for_launch(stream)
+
+
+def _behind_pass(plan: Plan, a: QuantizedViews | ArrayView, weight: Weight) -> Plan:
+    """The same product with a pass before it that decodes the activations."""
+    if not plan.behind_pass:
+        tile: Any = plan.choice.tile
+        choice = replace(plan.choice, tile=replace(tile, decodes=False), activations="bf16")
+        plan.behind_pass.append(make_plan(a, weight, plan.problem, choice))
+    return plan.behind_pass[0]
 
 
 def kernel_specs() -> Iterator[KernelSpec]:

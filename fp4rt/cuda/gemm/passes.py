@@ -1,19 +1,23 @@
 """What goes before a product: NVFP4 activations to bf16, a plain weight to prepacked tiles; both into a workspace.
 
-Why a pass, where the product has many tokens: its blocks would each decode what dozens of others decode too. Measured
-on one H200 with weights of 4096 x 4096. At 512 tokens: 28.6 us behind the pass, of which a second launch is some 0.8,
-and 27.4 with bf16 activations; 40 where eight warps of each block decode beside the products; and where four decode the
-first chunks and the others cost nothing, no less than behind the pass. At 1024: 48.8 us; 46.3 without a pass, with the
-same values as bf16; some 47.5 behind a kernel that does nothing. Also tried at 1024, with right bits:
+Where each block has one large tile, no pass is needed: its blocks decode the activations among themselves
+(``block/shared_decoding.cuh``). Measured on one H200 with weights of 4096 x 4096 and 1024 tokens: 47.5 us so, 49.1
+behind the pass, 46.4 without either, with the same values as bf16; cuBLAS's bf16 product 47.9. What it took:
 
-- Idle warps of each block decode each value once, in the order of need: 48.0 to 48.6, and much more with few rows.
-- The producers' warps decode half of what their cluster needs: 72, since an instruction beside wgmma takes them more
-  than six cycles. More warps would have shared memory move 130 bytes a cycle, and it moves 128.
+- Each block decodes the first column group itself, half of its tokens where a cluster shares them, and the copy engine
+  hands that to the other block. Stores into the other block's memory, one by one, took 2 us more.
+- The others are decoded by two idle warps of each block. An instruction beside wgmma takes a warp more than six cycles:
+  addresses calculated anew for each token made it as slow as the pass, spilled registers half of that.
+- The warps that multiply cannot decode beside their products: a chunk takes them twice as long as to multiply it.
+
+Tiles of 128 tokens multiply a column group faster than its values come through memory: 39.6 us at 512 tokens, 28.5
+behind the pass. And the pass it is where a launch has several tiles a block: only their beginning would gain. Tried
+instead of the pass, too, with right bits:
+
+- The producers' warps decode half of what their cluster needs, all the time: 72 us. More warps would have shared memory
+  move 130 bytes a cycle, and it moves 128.
 - The 4 multiprocessors that the product leaves free decode what comes after the first quarter: 50.1. Each does 25
   values a ns, as many as are wanted, but the product beside them takes 5 us more even where it waits for none of them.
-- All blocks decode a share, begin with it and hand it to the others by flags: 49.5. Until a block has its codes and
-  scales out of cold memory and decoded takes 2.5 us, until it has written them 3.4. (The cooperative launch that it
-  would need costs nothing.)
 - A pass of half as many instructions, or one that fetches the first weights for the product: no change, it writes as
   fast as what L2 holds can leave it.
 

@@ -5,7 +5,8 @@
     everything else from sm_80            portable, from B as it lies or prepacked
 
 NVFP4 activations become bf16 in a workspace first, exactly, except few of them: the decode kernel, and the portable one
-with a plain B, decode those themselves. Where k is split among blocks, a second kernel adds the parts.
+with a plain B, decode those themselves; and those of many blocks, each with a tile, which decode them among themselves.
+Where k is split among blocks, a second kernel adds the parts.
 
 Choosing is: candidates, cost, minimum.
 """
@@ -62,7 +63,8 @@ class Choice:
         kernel: one of :data:`KERNELS`.
         tile: its compile-time choices; None for the reference.
         splits: parts of k that different blocks of the portable kernel sum.
-        activations: "as given", or "bf16" where NVFP4 activations become bf16 in a workspace first.
+        activations: "as given"; "bf16" where NVFP4 activations become bf16 in a workspace first; "beside" where the
+            kernel does that itself, beside its products.
         repack: whether B is repacked into a workspace first.
         why: for people.
     """
@@ -83,7 +85,7 @@ class Choice:
     def workspace(self, problem: Problem) -> dict[str, int]:
         """Bytes of temporary device memory by purpose."""
         found = {}
-        if self.activations == "bf16":
+        if self.activations != "as given":
             found["activations"] = problem.m * ceil_div(problem.k, BLOCK) * BLOCK * 2
         if self.repack:
             groups, tiles, tile_bytes = tiles_shape(problem.n, problem.k)
@@ -158,7 +160,7 @@ def _hopper(problem: Problem, kernel: str | None) -> Choice:
 
 
 def with_hopper_tile(problem: Problem, tile: HopperTile, why: str) -> Choice:
-    """A Hopper kernel with one of its tiles, told whether it decodes activations and whether a block has one piece."""
+    """A Hopper kernel with one of its tiles, told who decodes activations and whether a block has one piece."""
     tile = tile.for_product(problem.m, problem.n, problem.k, problem.device.multiprocessors)
     quantized, decodes = problem.a_kind == "nvfp4", False
     if isinstance(tile, DecodeTile):
@@ -166,6 +168,9 @@ def with_hopper_tile(problem: Problem, tile: HopperTile, why: str) -> Choice:
         decodes = quantized and few and tile.k_cluster == 1 and problem.align.a >= CODE_ALIGNMENT
         tile = replace(tile, activation_warps=hopper_choice.ACTIVATION_WARPS if decodes else 0)
     activations = "bf16" if quantized and not decodes else "as given"
+    if quantized and isinstance(tile, PrefillTile) and tile.can_decode(*problem[1:4], problem.align):
+        tile, activations = replace(tile, decodes=True), "beside"
+        why += "; its blocks decode the activations among themselves"
     return Choice(tile.entry.removeprefix("gemm_"), tile, 1, activations, problem.b_kind != "prepacked", why)
 
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fp4rt.cuda.arguments import argument_struct
-from fp4rt.cuda.kernel import CurrentDevice, Kernel, device_attribute
+from fp4rt.cuda.kernel import Kernel, device_attribute
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic
-from fp4rt.cuda.quantizers.slots import SLOTS, Slot, SlotTable
 from fp4rt.cuda.results import fill_float, new_memory, result
+from fp4rt.cuda.slots import Slot, SlotTable, device_slots
 from fp4rt.cuda.strides import check_address, distances
+from fp4rt.errors import BackendUnavailable
 from fp4rt.format import INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import ceil_div
@@ -26,6 +27,7 @@ ARGUMENTS = argument_struct("kernels/amax_arguments.cuh", "AmaxArguments")
 THREADS, PIECES_PER_THREAD = 512, 4
 CTAS_PER_SM = 16  # four waves: the later ones fill the gaps of the first
 PIECE_BYTES = 16
+SLOTS = 16384
 _MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
 
 
@@ -76,29 +78,17 @@ def _prepared(device: int, *problem: Any) -> tuple[Kernel, Launch]:
 _tables: dict[int, SlotTable] = {}  # device -> its slots
 
 
-def _synchronize(device: int) -> None:
-    from cupy.cuda import runtime
-
-    with CurrentDevice(device):
-        runtime.deviceSynchronize()
-
-
-def _table(device: int) -> SlotTable:
-    found = _tables.get(device)
-    if found is None:  # threads that come at once get one table
-        found = _tables.setdefault(device, SlotTable(partial(_synchronize, device)))
-    return found
-
-
 def _slot(device: int, stream: int) -> Slot:
-    from cupy.cuda import runtime
-
-    try:
-        capturing = runtime.streamIsCapturing(stream)
-    except runtime.CUDARuntimeError:  # the default stream while another one is captured: the launch will say so
-        capturing = False
-    table = _table(device)
-    return table.for_capture() if capturing else table.for_stream(stream)
+    table = _tables.get(device)
+    if table is None:  # threads that come at once get one table
+        table = _tables.setdefault(device, device_slots(device, SLOTS))
+    slot = table.for_launch(stream)
+    if slot is None:
+        raise BackendUnavailable(
+            f"{SLOTS // 2} automatic global scales have been captured into graphs, and there is no room for more; "
+            "compute the scale once with fp4rt.global_scale and pass it as global_scale="
+        )
+    return slot
 
 
 def write_global_scale(x: ArrayView, to: int, stream: int) -> None:

@@ -140,6 +140,16 @@ inline bool is_over(int block, int but = -1) {
     return true;
 }
 
+// That copies and products see what the threads of the block have stored in a place.
+inline void check_shown(unsigned from, unsigned bytes) {
+    const int first = block_of_cluster() * block_threads;
+    for (int i = first; i < first + block_threads; ++i) {
+        for (const unsigned at : threads[i].hidden) {
+            if (at >= from && at < from + bytes) fail("reads what was not shown to copies");
+        }
+    }
+}
+
 inline void check_readable(const void* from, size_t bytes) {
     if (bytes == 0) return;
     for (const Range& range : readable) {

@@ -17,12 +17,24 @@ extern "C" void allow_reads(const void* first, u64 bytes) {
 // 0: threads run in their order.
 extern "C" void disturb(u64 seed) { emulation::disturbed = seed != 0, emulation::random_state = seed; }
 
+// Whether all counters are what they are before a launch.
+extern "C" bool counters_are_clear() {
+#ifdef SLOTS
+    for (const auto& slot : decoded_words) {
+        for (const u64 word : slot) {
+            if (word != 0) return false;
+        }
+    }
+#endif
+    return true;
+}
+
 constexpr int GUARD = 0xA5;
 
 // `order` numbers the blocks of a grid of `columns` in x; each has `shared_bytes` of shared memory.
 extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, const GemmArguments* gemm, const u16* a, u64 pitch,
                     u32 box_rows, u32 box_chunks, u32 result_rows, u32 dependent, u32 whole_tiles, float* shared_sums,
-                    u32* arrivals, u32 sharers, u32 piece_groups, u32 shared_bytes) {
+                    u32* arrivals, u32 sharers, u32 piece_groups, u32 slot, u32 shared_bytes) {
     const PrepackedGemmArguments args = {{a, (u64)gemm->m, (u64)gemm->k, pitch, box_rows, box_chunks},
                                          {result_rows == 0 ? nullptr : (u16*)gemm->out, (u64)gemm->m, (u64)gemm->n,
                                           (u64)gemm->n, result_rows, 0},
@@ -33,7 +45,9 @@ extern "C" void run(const u32* order, u32 blocks, u32 columns, u32 threads, cons
                                          shared_sums,
                                          arrivals,
                                          sharers,
-                                         piece_groups};
+                                         piece_groups,
+                                         (u8*)a,
+                                         slot};
     gridDim.x = columns;
     const auto body = [&args] {
         ENTRY(args);

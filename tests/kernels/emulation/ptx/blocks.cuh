@@ -21,6 +21,14 @@ constexpr u32 BLOCK_SHIFT = 24;
 
 inline u32 uniform(u32 value) { return value; }
 
+inline u64 first_lane(u64 value) {
+    const u32 words[2] = {(u32)value, (u32)(value >> 32)};
+    const auto* lanes = emulation::exchange(words, 2);
+    const u64 first = lanes[0][0] | (u64)lanes[0][1] << 32;
+    emulation::sync_warp();
+    return first;
+}
+
 inline void named_barrier_sync(u32 id, u32 threads) {
     const long& arrived = emulation::arrive(id, threads);
     const long wanted = ((arrived - 1) / threads + 1) * threads;

@@ -1,6 +1,7 @@
 // kernels_src/ptx/bulk_copy.cuh on a CPU. A tensor map is what a test says it is. A copy from shared memory reads it when
 // somebody waits until it has, so one that is overwritten too early shows.
 #pragma once
+#include "ptx/blocks.cuh"
 #include "ptx/mbarrier.cuh"
 
 struct alignas(64) TensorMap {
@@ -28,20 +29,21 @@ inline void bulk_load_policy(u32 to, const void* from, u32 bytes, u32 barrier, u
 inline void tensor_load_multicast(u32 to, const TensorMap* map, i32 x, i32 row, i32 z, u32 barrier, u16 blocks) {
     if (to % 1024 != 0) emulation::fail("swizzled tile at an address that is no multiple of 1024");
     const TensorMap m = *map;
+    emulation::maybe_yield();
     const u32 rows = (m.box_chunks == 0 ? 1 : m.box_chunks) * m.box_rows;  // of 64 columns
     if ((m.box_chunks == 0 ? z : x) != 0) emulation::fail("a box of the other map");
+    std::vector<u16> box(rows * 64);  // as memory is now: what is written later comes too late
+    for (u32 r = 0; r < rows; ++r) {
+        for (u32 c = 0; c < 64; ++c) {
+            const u64 token = row + r % m.box_rows, column = (u64)(z + r / m.box_rows) * 64 + x + c;
+            const u16 element = token < m.rows && column < m.columns ? m.first[token * m.pitch + column] : 0;
+            box[r * 64 + (c / 8 ^ r % 8) * 8 + c % 8] = element;
+        }
+    }
     for (int block = 0; block < emulation::MOST_BLOCKS; ++block) {
         if ((blocks >> block & 1) == 0) continue;
         unsigned char* const tile = emulation::memory_of(block) + to;
-        const auto land = [=] {
-            for (u32 r = 0; r < rows; ++r) {
-                for (u32 c = 0; c < 64; ++c) {
-                    const u64 token = row + r % m.box_rows, column = (u64)(z + r / m.box_rows) * 64 + x + c;
-                    const u16 element = token < m.rows && column < m.columns ? m.first[token * m.pitch + column] : 0;
-                    std::memcpy(tile + r * 128 + (c / 8 ^ r % 8) * 16 + c % 8 * 2, &element, 2);
-                }
-            }
-        };
+        const auto land = [tile, box] { std::memcpy(tile, box.data(), box.size() * 2); };
         emulation::add_copy(barrier, to, rows * 128, land, block);
     }
 }
@@ -55,12 +57,7 @@ inline void tensor_store(const TensorMap* map, i32 column, i32 row, i32 z, u32 f
     if (from % 1024 != 0) emulation::fail("swizzled tile at an address that is no multiple of 1024");
     const TensorMap m = *map;
     if (m.first == nullptr || m.box_chunks != 0 || z != 0) emulation::fail("no map, or a box of the other one");
-    const int first = emulation::block_of_cluster() * emulation::block_threads;
-    for (int i = first; i < first + emulation::block_threads; ++i) {
-        for (const unsigned at : emulation::threads[i].hidden) {
-            if (at >= from && at < from + m.box_rows * 128) emulation::fail("copies what was not shown to it");
-        }
-    }
+    emulation::check_shown(from, m.box_rows * 128);
     const unsigned char* const tile = emulation::own_memory() + from;
     emulation::threads[emulation::current].open_stores.push_back([=] {
         for (u32 r = 0; r < m.box_rows && row + r < m.rows; ++r) {
@@ -71,6 +68,20 @@ inline void tensor_store(const TensorMap* map, i32 column, i32 row, i32 z, u32 f
         }
     });
 }
+
+// Reads its source when somebody waits for it to have come.
+inline void send_bytes(u32 to, u32 from, u32 bytes, u32 barrier) {
+    emulation::maybe_yield();
+    const u32 block = to >> emulation::BLOCK_SHIFT, own = (1u << emulation::BLOCK_SHIFT) - 1, at = to & own;
+    if (barrier >> emulation::BLOCK_SHIFT != block) emulation::fail("sends to one block and tells another");
+    check_bulk(at, emulation::own_memory() + from, bytes);
+    emulation::check_shown(from, bytes);
+    const unsigned char* const source = emulation::own_memory() + from;
+    unsigned char* const target = emulation::memory_of(block) + at;
+    emulation::add_copy(barrier & own, at, bytes, [=] { std::memcpy(target, source, bytes); }, block);
+}
+
+inline void show_memory_to_copies() { emulation::maybe_yield(); }
 
 inline void show_to_copies() {
     emulation::maybe_yield();

@@ -50,6 +50,7 @@ inline void store_shared_floats(u32 address, const float* value) {
 inline void store_shared_16(u32 address, const u32* word) {
     if (address % 16 != 0) emulation::fail("bad shared address");
     for (u32 i = 0; i < 4; ++i) emulate_store(address + 4 * i, word[i]);
+    emulation::threads[emulation::current].hidden.push_back(address);
 }
 
 inline void add_shared_floats(float* sum, u32 address) {

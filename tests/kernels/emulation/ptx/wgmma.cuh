@@ -19,6 +19,7 @@ inline void emulate_wgmma(float* sums, const u32* a, u64 tile, Widen widen) {
     const auto* lanes = emulation::exchange(a, 4);
     const int lane = emulation::current % 32, g = lane / 4, t = lane % 4;
     const u32 first = (u32)(tile & 0x3FFF) << 4;
+    if (lane == 0) emulation::check_shown(first, N * 128);
     for (int i = 0; i < N / 2; ++i) {
         const u32 token = i / 4 * 8 + 2 * t + i % 2;
         double sum = sums[i];

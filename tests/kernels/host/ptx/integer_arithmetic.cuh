@@ -2,3 +2,4 @@
 #include "num/integers.cuh"
 
 inline u64 multiply_high(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
+inline u32 lowest_bit(u64 value) { return (u32)__builtin_ctzll(value); }
