@@ -17,8 +17,8 @@
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_prefill.py): A_TYPE, TOKENS, ROW_GROUPS (2 or 3), ROW_BLOCKS, ROW_TILES
 // (a multiple of 4, <= 4 ROW_GROUPS ROW_BLOCKS), ACTIVATION_STAGES, STAGE_CHUNKS (1 or 2), WEIGHT_STAGES, ONE_PIECE,
-// K_TAIL, DECODES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS, PRODUCER_REGISTERS, and
-// where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
+// K_TAIL, DECODES, RASTER_TOKENS, CLUSTER, K_CLUSTER, OUT_TOKENS, OUT_STAGES (>= 2), CONSUMER_REGISTERS,
+// PRODUCER_REGISTERS, and where things lie in shared memory: WEIGHTS_AT, OUT_AT, BARRIERS_AT, ARRIVALS_AT.
 #include "block/prefill_tiles.cuh"
 #include "block/prepacked_arguments.cuh"
 #include "block/ring.cuh"
@@ -191,7 +191,8 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     static_assert(ROW_GROUPS * GROUP_THREADS == FirstGroup::THREADS && ROW_BLOCKS == 1 && ONE_PIECE && K_CLUSTER == 1);
     static_assert(ACTIVATION_STAGES >= GROUP_STAGES, "the first column group is there as a whole");
     const u32 consumer = threadIdx.x - GROUP_THREADS;
-    const FirstGroup first_group(args, blockIdx.y * TOKENS + rank * FirstGroup::PART, warp < 4 ? 2 * FirstGroup::PART : consumer);
+    const FirstGroup first_group(args, blockIdx.y * TOKENS + rank * FirstGroup::PART,
+                                 warp < 4 ? 2 * FirstGroup::PART : consumer);
 #endif
 
     if (warp < 4) {  // what the block needs first is on its way before it meets

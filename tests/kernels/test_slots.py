@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fp4rt.cuda.quantizers import amax
 from fp4rt.cuda.slots import SlotTable
+from fp4rt.errors import BackendUnavailable
 
 SLOTS = 1000
 
@@ -127,3 +130,29 @@ def test_where_all_are_held_there_is_none():
     assert held[-1] is None
     del held[0], held[-1]
     assert table.for_stream(16 * 7) is not None
+
+
+def test_threads_that_ask_for_a_devices_slots_at_once_get_one_table(monkeypatch):
+    gate = threading.Barrier(2)
+
+    class Table(SlotTable):
+        for_launch = SlotTable.for_stream
+
+        def __init__(self, *args):
+            gate.wait()  # both threads have found none
+            super().__init__(SLOTS, never)
+
+    monkeypatch.setattr(amax, "device_slots", Table)
+    monkeypatch.setattr(amax, "_tables", {})
+    with ThreadPoolExecutor(2) as pool:
+        taken = list(pool.map(lambda stream: amax._slot(0, stream).number, [16, 32]))
+    assert sorted(taken) == [0, 1]
+
+
+def test_where_no_slot_is_left_a_global_scale_says_what_to_do(monkeypatch):
+    class Full:
+        for_launch = staticmethod(lambda stream: None)
+
+    monkeypatch.setattr(amax, "_tables", {0: Full})
+    with pytest.raises(BackendUnavailable, match="pass it as global_scale="):
+        amax._slot(0, 16)

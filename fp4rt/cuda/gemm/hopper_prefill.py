@@ -48,7 +48,6 @@ _LEAST_GAIN = 0.05  # tiles are shared where that saves as much of a round
 _SHARED_BYTES_A_CYCLE = 9.5  # of sums that a multiprocessor hands to others, while all do
 _ADDED_BYTES_A_CYCLE = 40.0  # of sums that one adds up
 
-
 # kernels_src/block/shared_decoding.cuh
 DECODING_SLOTS = 512
 DECODING_WARPS, ITEM_TOKENS = 2, 4
