@@ -17,6 +17,18 @@ inline long& arrive(u32 id, u32 threads) {
     return ++barrier.arrived;
 }
 constexpr u32 BLOCK_SHIFT = 24;
+
+struct Target {
+    int block;
+    u32 at, barrier;  // in it
+};
+
+// Where something is sent in the cluster; it must complete in the same block.
+inline Target target_of(u32 address, u32 barrier) {
+    const u32 block = address >> BLOCK_SHIFT, within = (1u << BLOCK_SHIFT) - 1;
+    if (barrier >> BLOCK_SHIFT != block) fail("sends to one block and tells another");
+    return {(int)block, address & within, barrier & within};
+}
 }
 
 inline u32 uniform(u32 value) { return value; }

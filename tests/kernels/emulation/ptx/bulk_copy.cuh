@@ -72,13 +72,13 @@ inline void tensor_store(const TensorMap* map, i32 column, i32 row, i32 z, u32 f
 // Reads its source when somebody waits for it to have come.
 inline void send_bytes(u32 to, u32 from, u32 bytes, u32 barrier) {
     emulation::maybe_yield();
-    const u32 block = to >> emulation::BLOCK_SHIFT, own = (1u << emulation::BLOCK_SHIFT) - 1, at = to & own;
-    if (barrier >> emulation::BLOCK_SHIFT != block) emulation::fail("sends to one block and tells another");
-    check_bulk(at, emulation::own_memory() + from, bytes);
+    const emulation::Target target = emulation::target_of(to, barrier);
+    check_bulk(target.at, emulation::own_memory() + from, bytes);
     emulation::check_shown(from, bytes);
     const unsigned char* const source = emulation::own_memory() + from;
-    unsigned char* const target = emulation::memory_of(block) + at;
-    emulation::add_copy(barrier & own, at, bytes, [=] { std::memcpy(target, source, bytes); }, block);
+    unsigned char* const memory = emulation::memory_of(target.block) + target.at;
+    const auto land = [=] { std::memcpy(memory, source, bytes); };
+    emulation::add_copy(target.barrier, target.at, bytes, land, target.block);
 }
 
 inline void show_memory_to_copies() { emulation::maybe_yield(); }

@@ -61,15 +61,12 @@ inline void add_shared_floats(float* sum, u32 address) {
 // On its way until the block that gets it waits for the barrier; until then NaN.
 inline void send_floats(u32 address, const float* value, u32 barrier) {
     emulation::maybe_yield();
-    const u32 block = address >> emulation::BLOCK_SHIFT, own = (1u << emulation::BLOCK_SHIFT) - 1, at = address & own;
-    if (barrier >> emulation::BLOCK_SHIFT != block) emulation::fail("sends to one block and tells another");
-    if (at % 16 != 0 || at + 16 > sizeof shared_memory) emulation::fail("bad shared address");
-    if (emulation::is_over(block)) emulation::fail("sends to a block that is over");
-    unsigned char* const to = emulation::memory_of(block) + at;
-    std::memset(to, 0xFF, 16);
+    const emulation::Target target = emulation::target_of(address, barrier);
+    if (target.at % 16 != 0) emulation::fail("bad shared address");
+    unsigned char* const to = emulation::memory_of(target.block) + target.at;
     const std::vector<float> sent(value, value + 4);
     const auto land = [to, sent] { std::memcpy(to, sent.data(), 16); };
-    emulation::barrier_at(barrier & own, block).copies.push_back({land, 16});
+    emulation::add_copy(target.barrier, target.at, 16, land, target.block);
 }
 
 inline Words4 load_matrix_x4(u32 address) {
