@@ -19,6 +19,7 @@ import numpy as np
 from fp4rt.cuda.arch import Target, choose_target
 from fp4rt.cuda.arguments import ArgumentStruct
 from fp4rt.cuda.cache import cached_compile
+from fp4rt.cuda.capture import relaxed_capture
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
 
@@ -132,7 +133,7 @@ class Kernel:
         driver, runtime, module_type = _cuda()
         self.name, self.device, self.shared_bytes = name, device, shared_bytes
         self._launch, self._get_device = driver.launchKernel, runtime.getDevice
-        with CurrentDevice(device):
+        with CurrentDevice(device), relaxed_capture():
             try:
                 self._module = module_type()
                 self._module.load(image)

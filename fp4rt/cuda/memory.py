@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from fp4rt.cuda.capture import relaxed_capture
 from fp4rt.device import Device
 from fp4rt.errors import BackendUnavailable
 from fp4rt.interop import cuda_driver
@@ -21,7 +22,6 @@ from fp4rt.pool.arena import DEFAULT_STREAMS
 
 __all__ = ["CupyUpstream", "TorchUpstream", "default_upstream"]
 
-RELAXED_CAPTURE = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: this thread may allocate while a graph is captured
 DEVICE_TO_HOST = 2  # cudaMemcpyDeviceToHost
 
 
@@ -80,7 +80,7 @@ class CudaStreams:
 
         The driver crashes when it is asked about a destroyed stream.
         """
-        with self._cupy.cuda.Device(device.index), relaxed_capture(True):
+        with self._cupy.cuda.Device(device.index), relaxed_capture():
             watcher = self._cupy.cuda.Stream(non_blocking=True)
             self.wait_event(self.record_event(device, stream), device, watcher.ptr)
             self.wait_event(self.record_event(device, watcher.ptr), device, stream)  # no fork is left open
@@ -141,7 +141,7 @@ class CupyUpstream(CudaStreams):
                     raise MemoryError("MemoryAsyncPool would allocate inside the graph, for the graph's lifetime only")
                 memory = self._alloc_at_home(malloc, nbytes, device, stream)
             else:
-                with borrowed_stream(self._cupy, stream, device), relaxed_capture(capturing):
+                with borrowed_stream(self._cupy, stream, device), relaxed_capture() if capturing else nullcontext():
                     memory = malloc(nbytes)
         return memory.ptr, [memory]
 
@@ -206,21 +206,6 @@ def borrowed_stream(cupy: Any, handle: int, device: Device) -> Any:
     if hasattr(cupy.cuda.Stream, "from_external"):  # CuPy 14 on
         return cupy.cuda.Stream.from_external(StreamHandle(handle))
     return cupy.cuda.ExternalStream(handle, device.index)
-
-
-@contextmanager
-def relaxed_capture(capturing: bool) -> Iterator[None]:
-    """Allows this thread to allocate while a graph is being captured; the capture does not record it."""
-    if not capturing:
-        yield
-        return
-    mode = ctypes.c_int(RELAXED_CAPTURE)
-    driver = cuda_driver.load()
-    driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
 
 
 def default_upstream() -> Upstream:

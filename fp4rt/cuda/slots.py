@@ -2,25 +2,26 @@
 
 The counters are 0 when the module is loaded, and every launch leaves them at 0. Launches of one stream follow each
 other, so a stream keeps its slot. A launch that is captured into a graph gets a slot of its own for good: the graph may
-be replayed on any stream, at any time.
+be replayed on any stream, at any time, but not beside itself.
 
-A stream is known by its handle. The driver may hand out the handle of a destroyed stream while the work of that one is
-still queued; then both have one slot, and their results may be wrong. So wait for a stream's work before destroying it,
-if a global scale or a large product was computed on it.
+Two launches that run at once with one slot have wrong results, or wait for ever. So wait for a stream's work before
+destroying it, if a global scale or a large product was computed on it: streams are known by their handles, which the
+driver may hand out again. And two executables of one captured graph, or two children that are, must not run at once.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
 from fp4rt.cuda.kernel import CurrentDevice
 from fp4rt.pool.stream_key import stream_key
 
-__all__ = ["Slot", "SlotTable", "device_slots"]
+__all__ = ["Slot", "SlotTable", "slots_of", "waits_for"]
 
 
 class Slot:
@@ -41,10 +42,11 @@ class SlotTable:
 
     Args:
         slots: how many there are.
-        synchronize: waits for all of the device's work.
+        synchronize: waits for all of the device's work, so that streams of the past leave their slots; None: once all
+            are taken there are none for other streams.
     """
 
-    def __init__(self, slots: int, synchronize: Callable[[], None]) -> None:
+    def __init__(self, slots: int, synchronize: Callable[[], None] | None = None) -> None:
         self._synchronize = synchronize
         self._slots = slots
         self._of_stream: dict[Any, Slot] = {}  # guarded by _lock, read without
@@ -53,6 +55,7 @@ class SlotTable:
         # Guarded by _lock from here on.
         self._free = deque(range(slots // 2))
         self._captured: list[Slot] = []
+        self._capture_numbers = itertools.count(slots // 2)
 
     def for_launch(self, stream: int) -> Slot | None:
         """:meth:`for_capture` where the stream records a graph, else :meth:`for_stream`."""
@@ -65,14 +68,14 @@ class SlotTable:
         return self.for_capture() if capturing else self.for_stream(stream)
 
     def for_stream(self, stream: int) -> Slot | None:
-        """The stream's slot. Where more streams have come by than there are slots, all start anew.
+        """The stream's slot. Where more streams have come by than there are slots, all start anew, if they can.
 
         Args:
             stream: handle; that of the per-thread stream means the calling thread's.
 
         Returns:
-            The slot; None where all are held, and those for captures are taken. No other stream gets it while it is
-            held, or while work is queued that was launched with it.
+            The slot; None where there is none. No other stream gets it while it is held, or while work is queued that
+            was launched with it.
         """
         key = stream_key(stream)
         return self._of_stream.get(key) or self._new(key)
@@ -80,7 +83,7 @@ class SlotTable:
     def for_capture(self) -> Slot | None:
         """A slot that no other launch gets; None where all are taken."""
         with self._lock:
-            number = self._slots // 2 + len(self._captured)
+            number = next(self._capture_numbers)
             if number >= self._slots:
                 return None
             slot = Slot(number, self._dropped)
@@ -91,24 +94,50 @@ class SlotTable:
         with self._lock:
             slot = self._of_stream.get(key)
             if slot is None:
-                if not self._free:
-                    self._start_anew()
-                slot = Slot(self._free.popleft(), self._dropped) if self._free else self.for_capture()
+                slot = self._for_new_stream()
                 if slot is not None:
                     self._of_stream[key] = slot
             return slot
 
-    def _start_anew(self) -> None:
-        """Forgets every stream; slots that nobody holds are free after the wait."""
+    def _for_new_stream(self) -> Slot | None:
+        if not self._free and self._synchronize is not None:
+            self._start_anew(self._synchronize)
+        if self._free:
+            return Slot(self._free.popleft(), self._dropped)
+        return self.for_capture() if self._synchronize is not None else None
+
+    def _start_anew(self, synchronize: Callable[[], None]) -> None:
+        """Forgets every stream; slots that nobody holds are free after the wait.
+
+        Where the device cannot be waited for, as while a stream of it is captured, none is free, and streams keep
+        theirs.
+        """
+        numbers = {key: slot.number for key, slot in self._of_stream.items()}
         self._of_stream.clear()
-        launched = len(self._dropped)  # one that is dropped later may have been launched with during the wait
-        self._synchronize()
-        self._free.extend(self._dropped.popleft() for _ in range(launched))
+        launched = deque[int]()  # one that is dropped later may have been launched with during the wait
+        while self._dropped:
+            launched.append(self._dropped.popleft())
+        try:
+            synchronize()
+        except Exception:
+            for key, number in numbers.items():
+                if number in launched:
+                    launched.remove(number)
+                    self._of_stream.setdefault(key, Slot(number, self._dropped))
+            self._dropped.extend(launched)
+        else:
+            self._free.extend(launched)
 
 
-def device_slots(device: int, slots: int) -> SlotTable:
-    """The table for a module on a CUDA device."""
-    return SlotTable(slots, partial(_synchronize, device))
+def slots_of(tables: dict[Any, SlotTable], key: Hashable, make: Callable[[], SlotTable]) -> SlotTable:
+    """``tables[key]``, made at its first use: threads that come at once get one table."""
+    table = tables.get(key)
+    return table if table is not None else tables.setdefault(key, make())
+
+
+def waits_for(device: int) -> Callable[[], None]:
+    """What waits for all work of a CUDA device."""
+    return partial(_synchronize, device)
 
 
 def _synchronize(device: int) -> None:

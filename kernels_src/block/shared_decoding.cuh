@@ -54,7 +54,7 @@ struct DecodedGroups {
     // One thread of each party, after its last look: the last one leaves zeros.
     __device__ __forceinline__ void leave() const {
         const u32 parties = gridDim.x * (DECODING_WARPS + 1);
-        if (count_up((u32*)(words + groups)) + 1 != parties) return;
+        if (count_up_in_order((u32*)(words + groups)) + 1 != parties) return;
         for (u32 i = 0; i <= groups; ++i) words[i] = 0;
     }
 };

@@ -27,7 +27,14 @@ __device__ __forceinline__ u32 count_up(u32* counter) {
     return before;
 }
 
-// The same, behind all that this thread has written, and all that it has met others at a barrier after they wrote it.
+// The same, behind all that this thread has done, and ahead of all that the one does that counts last.
+__device__ __forceinline__ u32 count_up_in_order(u32* counter) {
+    u32 before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
+// Counts up, behind all that this thread has written, and all that it has met others at a barrier after they wrote it.
 __device__ __forceinline__ void announce(u32* counter) {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
     count_up(counter);
@@ -47,7 +54,7 @@ __device__ __forceinline__ u64 look(const u64* word) {
 }
 
 __device__ __forceinline__ void wait_for_bits(const u64* word, u64 bits) {
-    while (look(word) != bits) {
+    while ((look(word) & bits) != bits) {
     }
 }
 

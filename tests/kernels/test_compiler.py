@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -263,10 +264,18 @@ class FakeRuntime:
         return {75: 9, 76: 0}[attribute]
 
 
+@contextmanager
+def fake_relaxed_capture():
+    FakeModule.may_load = True
+    yield
+    FakeModule.may_load = False
+
+
 class FakeModule:
-    loads = 0
+    loads, may_load = 0, False
 
     def load(self, image):
+        assert FakeModule.may_load, "while a graph is captured, kernels load only where the thread is allowed to"
         FakeModule.loads += 1
 
     def get_function(self, name):
@@ -277,6 +286,7 @@ class FakeModule:
 def fake(monkeypatch):
     driver, runtime = FakeDriver(), FakeRuntime()
     monkeypatch.setattr(kernel, "_cuda", lambda: (driver, runtime, FakeModule))
+    monkeypatch.setattr(kernel, "relaxed_capture", fake_relaxed_capture)
     monkeypatch.setattr(kernel, "_kernels", {})
     monkeypatch.setattr(kernel, "_building", {})
     monkeypatch.setattr(kernel, "_thread", kernel._Thread())

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from fp4rt.cuda import slots
 from fp4rt.cuda.quantizers import amax
-from fp4rt.cuda.slots import SlotTable
+from fp4rt.cuda.slots import SlotTable, slots_of
 from fp4rt.errors import BackendUnavailable
 
 SLOTS = 1000
@@ -101,19 +102,67 @@ def test_a_slot_that_was_launched_with_during_the_wait_is_not_free_after_it():
     assert len(waits) == 2, "only this one has seen that launch"
 
 
-def test_a_wait_that_fails_loses_no_slot():
-    failures = [RuntimeError("a stream is captured")]
+def test_where_the_wait_fails_streams_keep_their_slots_and_the_new_one_gets_one_of_those_for_captures():
+    waits = []
 
     def synchronize():
-        if failures:
-            raise failures.pop()
+        waits.append(True)
+        if len(waits) == 1:
+            raise RuntimeError("a stream is captured")
+
+    table = SlotTable(8, synchronize)
+    held = table.for_stream(16)
+    for stream in range(2, 5):
+        table.for_stream(16 * stream)
+    assert table.for_stream(16 * 5).number == 4
+    assert [table.for_stream(16 * stream).number for stream in range(2, 6)] == [1, 2, 3, 4]
+    assert len(waits) == 1
+    new = [table.for_stream(16 * stream).number for stream in range(6, 9)]
+    assert len(waits) == 2
+    assert sorted(new) == [1, 2, 3], "all but the one that is still held"
+    del held
+
+
+def test_what_asks_for_a_slot_during_the_wait_takes_none_that_others_may_launch_with():
+    """As a destructor may that a collector runs."""
+    found = []
+
+    def synchronize():
+        if not found:
+            found.append(None)
+            found[0] = table.for_stream(16 * 6)
 
     table = SlotTable(8, synchronize)
     for stream in range(1, 5):
         table.for_stream(16 * stream)
-    with pytest.raises(RuntimeError, match="captured"):
-        table.for_stream(16 * 5)
-    assert sorted(table.for_stream(16 * stream).number for stream in range(1, 5)) == [0, 1, 2, 3]
+    taken = [table.for_stream(16 * stream) for stream in (5, 7, 8, 9)]
+    numbers = [slot.number for slot in (*found, *taken)]
+    assert len(set(numbers)) == 5
+
+
+def test_a_table_that_cannot_wait_has_no_slot_for_further_streams():
+    table = SlotTable(8)
+    found = [table.for_stream(16 * stream) for stream in range(1, 7)]
+    assert [slot and slot.number for slot in found] == [0, 1, 2, 3, None, None]
+    assert table.for_capture().number == 4
+    assert table.for_stream(16).number == 0
+
+
+def test_a_slot_that_is_asked_for_while_another_one_is_made_is_not_the_same(monkeypatch):
+    table = SlotTable(8)
+    inner = []
+
+    class Interrupted(slots.Slot):
+        __slots__ = ()
+
+        def __init__(self, *args):
+            if not inner:
+                inner.append(None)
+                inner[0] = table.for_capture()
+            super().__init__(*args)
+
+    monkeypatch.setattr(slots, "Slot", Interrupted)
+    assert table.for_capture().number != inner[0].number
 
 
 def test_where_every_slot_is_held_a_new_stream_gets_one_of_those_for_captures(four):
@@ -132,20 +181,15 @@ def test_where_all_are_held_there_is_none():
     assert table.for_stream(16 * 7) is not None
 
 
-def test_threads_that_ask_for_a_devices_slots_at_once_get_one_table(monkeypatch):
-    gate = threading.Barrier(2)
+def test_threads_that_ask_for_a_modules_slots_at_once_get_one_table():
+    gate, tables = threading.Barrier(2), {}
 
-    class Table(SlotTable):
-        for_launch = SlotTable.for_stream
+    def make():
+        gate.wait()  # both threads have found none
+        return SlotTable(SLOTS, never)
 
-        def __init__(self, *args):
-            gate.wait()  # both threads have found none
-            super().__init__(SLOTS, never)
-
-    monkeypatch.setattr(amax, "device_slots", Table)
-    monkeypatch.setattr(amax, "_tables", {})
     with ThreadPoolExecutor(2) as pool:
-        taken = list(pool.map(lambda stream: amax._slot(0, stream).number, [16, 32]))
+        taken = list(pool.map(lambda stream: slots_of(tables, 0, make).for_stream(stream).number, [16, 32]))
     assert sorted(taken) == [0, 1]
 
 

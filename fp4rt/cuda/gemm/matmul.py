@@ -24,7 +24,7 @@ from fp4rt.cuda.gemm.tensor_map import NO_TENSOR_MAP, POINTER_ALIGNMENT, encode_
 from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.results import clear_bytes, new_memory, result
-from fp4rt.cuda.slots import Slot, SlotTable, device_slots
+from fp4rt.cuda.slots import SlotTable, slots_of
 from fp4rt.cuda.strides import byte_strides, check_alignment
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.layout import ceil_div
@@ -217,7 +217,8 @@ def launch(
     choice, device = plan.choice, weight.tiles.device
     slot = None
     if choice.activations == "beside":
-        slot = _slot(plan.kernel, stream)  # held until the launch is queued
+        table = slots_of(_tables, plan.kernel, lambda: SlotTable(DECODING_SLOTS))
+        slot = table.for_launch(stream)  # held until the launch is queued
         if slot is None:
             launch(_behind_pass(plan, a, weight), a, weight, out_dtype, alpha, bias, to, stream)
             return
@@ -271,14 +272,7 @@ def launch(
         launch_dependent(plan.finish, plan.finish_grid, FINISH_THREADS, ARGUMENTS, values, stream)
 
 
-_tables: dict[Kernel, SlotTable] = {}  # whose activations are decoded beside the products: its slots
-
-
-def _slot(kernel: Kernel, stream: int) -> Slot | None:
-    table = _tables.get(kernel)
-    if table is None:  # threads that come at once get one table
-        table = _tables.setdefault(kernel, device_slots(kernel.device, DECODING_SLOTS))
-    return table.for_launch(stream)
+_tables: dict[Kernel, SlotTable] = {}  # of kernels that decode activations beside their products
 
 
 def _behind_pass(plan: Plan, a: QuantizedViews | ArrayView, weight: Weight) -> Plan:

@@ -11,7 +11,7 @@ from fp4rt.cuda.kernel import Kernel, device_attribute
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import Launch, divider_magic
 from fp4rt.cuda.results import fill_float, new_memory, result
-from fp4rt.cuda.slots import Slot, SlotTable, device_slots
+from fp4rt.cuda.slots import Slot, SlotTable, slots_of, waits_for
 from fp4rt.cuda.strides import check_address, distances
 from fp4rt.errors import BackendUnavailable
 from fp4rt.format import INPUT_DTYPES
@@ -79,9 +79,7 @@ _tables: dict[int, SlotTable] = {}  # device -> its slots
 
 
 def _slot(device: int, stream: int) -> Slot:
-    table = _tables.get(device)
-    if table is None:  # threads that come at once get one table
-        table = _tables.setdefault(device, device_slots(device, SLOTS))
+    table = slots_of(_tables, device, lambda: SlotTable(SLOTS, waits_for(device)))
     slot = table.for_launch(stream)
     if slot is None:
         raise BackendUnavailable(

@@ -11,6 +11,8 @@ inline void add_from_others(float* sum, const float* from) {
 
 inline u32 count_up(u32* counter) { return (*counter)++; }
 
+inline u32 count_up_in_order(u32* counter) { return (*counter)++; }
+
 inline void announce(u32* counter) { ++*counter; }
 
 inline void announce_bits(u64* word, u64 bits) {
@@ -24,7 +26,7 @@ inline u64 look(const u64* word) {
 }
 
 inline void wait_for_bits(const u64* word, u64 bits) {
-    for (long looks = 0; look(word) != bits; ++looks) {
+    for (long looks = 0; (look(word) & bits) != bits; ++looks) {
         if (looks == 1 << 24) emulation::fail("waits for what nobody announces");
     }
 }
