@@ -95,31 +95,6 @@ def test_selection_takes_it_and_bits_stay_the_same_beside_busy_multiprocessors(r
     assert [int(count) for count in differing] == [0, 0]
 
 
-def test_the_first_product_of_a_process_may_be_a_captured_one(rng, monkeypatch):
-    """Its kernels are loaded while the graph is captured, in the strictest mode."""
-    from fp4rt.cuda import kernel
-    from fp4rt.cuda.gemm import passes
-    from fp4rt.cuda.gemm.matmul import forget_plans
-
-    xp = cases.cupy()
-    a, b = cases.quantized(rng, 1024, 512), cases.quantized(rng, 4096, 512).packed
-    outs = [xp.zeros((1024, 4096), np.float16) for _ in range(2)]
-    fp4rt.matmul(a.given, b, out=outs[0])
-    stream = xp.cuda.Stream(non_blocking=True)
-    monkeypatch.setattr(kernel, "_kernels", {})
-    passes._prepared.cache_clear()
-    forget_plans()
-    xp.cuda.Device().synchronize()
-    with stream:
-        stream.begin_capture(xp.cuda.runtime.streamCaptureModeGlobal)
-        fp4rt.matmul(a.given, b, out=outs[1])
-        graph = stream.end_capture()
-        graph.launch(stream)
-    stream.synchronize()
-    assert kernel._kernels
-    assert bool((outs[0].view(np.uint16) == outs[1].view(np.uint16)).all())
-
-
 def test_captured_products_have_their_own_counters_or_a_pass(rng, monkeypatch):
     from fp4rt.cuda.slots import SlotTable
 
