@@ -101,11 +101,11 @@ class SlotTable:
             return slot
 
     def _for_new_stream(self) -> Slot | None:
-        if not self._free and self._synchronize is not None:
+        if not self._free:
+            if self._synchronize is None:
+                return None
             self._start_anew(self._synchronize)
-        if self._free:
-            return Slot(self._free.popleft(), self._dropped)
-        return self.for_capture() if self._synchronize is not None else None
+        return Slot(self._free.popleft(), self._dropped) if self._free else self.for_capture()
 
     def _start_anew(self, synchronize: Callable[[], None]) -> None:
         """Forgets every stream; slots that nobody holds are free after the wait.
@@ -115,17 +115,17 @@ class SlotTable:
         """
         numbers = {key: slot.number for key, slot in self._of_stream.items()}
         self._of_stream.clear()
-        launched = deque[int]()  # one that is dropped later may have been launched with during the wait
+        launched: list[int] = []  # one that is dropped later may have been launched with during the wait
         while self._dropped:
             launched.append(self._dropped.popleft())
         try:
             synchronize()
         except Exception:
-            for key, number in numbers.items():
-                if number in launched:
-                    launched.remove(number)
-                    self._of_stream.setdefault(key, Slot(number, self._dropped))
-            self._dropped.extend(launched)
+            unheld = set(launched)
+            kept = {key: number for key, number in numbers.items() if number in unheld}
+            for key, number in kept.items():
+                self._of_stream.setdefault(key, Slot(number, self._dropped))
+            self._dropped.extend(unheld.difference(kept.values()))
         else:
             self._free.extend(launched)
 
