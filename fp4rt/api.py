@@ -74,6 +74,8 @@ def quantize(
     Multiply a tensor whose amax is below 4.05e-33, or whose ``global_scale`` is above 6.6e35, by a power of two first:
     the factor of a block may there exceed fp32, and all of its elements then saturate (see the module).
 
+    A NaN makes its block NaN; infinities become the largest value that there is, 6 * 448 / global scale.
+
     Args:
         x: (m, n) float16, bfloat16 or float32, any strides, read-only or not; never modified.
         global_scale: the encode scale 2688 / amax: a number or a one-element fp32 array on x's device. None computes it

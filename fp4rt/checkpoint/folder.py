@@ -74,7 +74,8 @@ def locate(path: str | os.PathLike[str]) -> Location:
             return _sharded(path.parent, path.parent, path)
         return Location(path, path.parent, (path,), None, {})
     if not path.is_dir():
-        raise CheckpointError(f"{path}: no such file or folder")
+        what = "is neither a file nor a folder" if os.path.lexists(path) else "no such file or folder"
+        raise CheckpointError(f"{path}: {what}")
     if (path / STATE_FOLDER / PUBLISHING).exists():
         raise CheckpointError(
             f"{path}: an unfinished run has replaced a part of what lay here; finish it by the same command"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["joined_modules"]
+__all__ = ["joined_modules", "missing_parts"]
 
 _PARTS = (
     ("q_proj", "k_proj", "v_proj"),
@@ -34,3 +34,13 @@ def joined_modules(modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
         if len(together) > 1:
             found[module] = together
     return found
+
+
+def missing_parts(quantized: Iterable[str], plain: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Quantized module -> those among ``plain`` that engines would join it with, and cannot."""
+    taken, left = set(quantized), set(plain)
+    return {
+        module: others
+        for module, together in joined_modules(taken | left).items()
+        if module in taken and (others := tuple(part for part in together if part in left))
+    }

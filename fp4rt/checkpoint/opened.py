@@ -14,6 +14,7 @@ from fp4rt import api
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.header import printable
+from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.layers import input_scales, matrices
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError, counted
@@ -111,8 +112,9 @@ class Checkpoint(Mapping[str, np.ndarray]):
         """Names, shapes and convention of a quantized layer.
 
         Raises:
-            CheckpointError: there is no such layer.
+            CheckpointError: there is no such layer. DtypeError: the name is no string.
         """
+        check_kinds("a checkpoint", ("a layer's name", name, str, "a string"))
         layer = self.layers.get(name) or self.layers.get(f"{name}.weight")
         if layer is None:
             kind = "is not quantized" if name in self._store or f"{name}.weight" in self._store else "is not in it"

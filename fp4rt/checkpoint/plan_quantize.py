@@ -14,7 +14,7 @@ from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import detect, read_configuration
 from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.joined import joined_modules
+from fp4rt.checkpoint.joined import joined_modules, missing_parts
 from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.checkpoint.layers import TargetLayer
 from fp4rt.checkpoint.methods import Method
@@ -149,6 +149,7 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             f"activations: input_scale = {options.input_amax:g} / {AMAX_TARGET:g}, not calibrated; magnitudes up to "
             f"{options.input_amax:g} are not clipped"
         )
+    plan.notes.extend(_half_joined(modules, kept))
     plan.notes.extend(_assumed(lie, (operation.source.name for operation in quantized)))
     return plan
 
@@ -162,6 +163,19 @@ def _join(operations: dict[str, Any]) -> None:
         same = [op for op in alike if (op.method, op.target.experts) == (own.method, own.target.experts)]
         if len(same) > 1:
             operations[own.source.name] = replace(own, joined=tuple(op.source for op in same))
+
+
+def _half_joined(quantized: Iterable[str], kept: Iterable[str]) -> Iterator[str]:
+    """What to know of layers that engines would join with some that stay floats."""
+    missing = missing_parts(quantized, kept)
+    if missing:
+        module, others = min(missing.items())
+        has = counted(len(missing), "quantized layer is", "quantized layers are")
+        names = ", ".join(printable(other.rpartition(".")[2]) for other in others)
+        yield (
+            f"{has} beside others that stay as they are and that engines join with them, all or none (as "
+            f"{printable(module)}, without {names})"
+        )
 
 
 def _assumed(lie: Orientation, quantized: Iterable[str]) -> Iterator[str]:

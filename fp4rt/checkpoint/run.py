@@ -75,11 +75,7 @@ def carry_out(
 
 
 def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, progress: Progress | None) -> None:
-    if len(plan.store.files) != 1:
-        count = len(plan.store.files)
-        raise CheckpointError(f"{target}: {plan.store.path} has {count} shards; name a folder to write to")
-    if not target.parent.is_dir():
-        raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
+    _check_file(plan, target)
     with Claim(target.with_name(f".{target.name}.lock"), target):
         refuse_existing(target, overwrite)
         beside = target.parent / QUANT_CONFIG
@@ -97,6 +93,20 @@ def _write_file(plan: Plan, target: Path, report: RunReport, overwrite: bool, pr
             report.configuration.append(beside.name)
 
 
+def _check_file(plan: Plan, target: Path) -> None:
+    """A result of several shards takes a folder, and a file's folder is there."""
+    if len(plan.store.files) != 1:
+        count = len(plan.store.files)
+        raise CheckpointError(f"{target}: {plan.store.path} has {count} shards; name a folder to write to")
+    if not target.parent.is_dir():
+        raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
+
+
+def _check_folder(target: Path) -> None:
+    if os.path.lexists(target) and not target.is_dir():
+        raise CheckpointError(f"{target}: is no folder; name one, or a file that ends in {SUFFIX}")
+
+
 def _write_folder(
     plan: Plan,
     target: Path,
@@ -106,6 +116,7 @@ def _write_folder(
     overwrite: bool,
     progress: Progress | None,
 ) -> None:
+    _check_folder(target)
     copied, left = companions(plan.store.location, target) if plan.store.location.is_folder else ([], [])
     ours = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
@@ -147,16 +158,21 @@ def _claimed(target: Path, overwrite: bool) -> Claim:
         except FileExistsError:
             pass  # of a run that writes now, or of one that was interrupted
         else:
-            foreign = next((path.name for path in target.iterdir() if path.name != STATE_FOLDER), None)
-            if foreign is not None and not overwrite:
+            try:
+                _refuse_foreign(target, overwrite)
+            except CheckpointError:
                 state.rmdir()
-                raise CheckpointError(
-                    f"{target}: is not empty ({foreign}, ...); name another folder, or pass --overwrite"
-                )
+                raise
         try:
             return Claim(state / "lock", target).take()
         except FileNotFoundError:  # a run has just finished and removed its state: look again
             continue
+
+
+def _refuse_foreign(target: Path, overwrite: bool) -> None:
+    foreign = next((path.name for path in target.iterdir() if path.name != STATE_FOLDER), None)
+    if foreign is not None and not overwrite:
+        raise CheckpointError(f"{target}: is not empty ({foreign}, ...); name another folder, or pass --overwrite")
 
 
 def _stale(plan: Plan, target: Path) -> list[str]:
@@ -301,11 +317,32 @@ def _check_apart(plan: Plan, target: Path) -> None:
         raise CheckpointError(f"{target}: is the source itself; name another place")
 
 
-def dry_report(plan: Plan, target: str | os.PathLike[str]) -> RunReport:
-    """What a run would do: the same rows without what only doing it tells."""
+def dry_report(plan: Plan, target: str | os.PathLike[str], overwrite: bool = False) -> RunReport:
+    """What a run would do: the same rows without what only doing it tells.
+
+    Raises:
+        CheckpointError: it would be refused for what lies at the target.
+    """
+    _check_target(plan, Path(target), overwrite)
     form = plan.outcome.form.name if plan.outcome.form else str(plan.float_dtype)
     report = RunReport(plan.operation, str(plan.store.path), str(target), form, notes=list(plan.notes), dry_run=True)
     for job in plan.jobs:
         rows = [operation.run(plan.store)[1] for operation in job.operations]
         report.shards.append(ShardReport(job.file, sum(row.bytes_after for row in rows), "", rows))
     return report
+
+
+def _check_target(plan: Plan, target: Path, overwrite: bool) -> None:
+    """What a run checks before it writes, without the locks."""
+    _check_apart(plan, target)
+    if target.name.endswith(SUFFIX):
+        _check_file(plan, target)
+        refuse_existing(target, overwrite)
+        if plan.outcome.has_hf_quant_config:
+            check_beside(target, json_bytes(hf_quant_config(plan.outcome)), overwrite)
+        return
+    _check_folder(target)
+    if target.is_dir():
+        if not (target / STATE_FOLDER).is_dir():  # of a run that this one would go on with
+            _refuse_foreign(target, overwrite)
+        _stale(plan, target)

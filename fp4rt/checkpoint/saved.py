@@ -68,8 +68,12 @@ def save(
         raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
     if not path.name.endswith(SUFFIX):
         raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: the folder {path.parent} does not exist")
     for name, value in tensors.items():
         check_name(name, str(path))
+        if not name:
+            raise CheckpointError(f"{path}: a tensor needs a name, got {name!r}")
         if isinstance(value, PrepackedWeight):
             check_is_quantized("save", printable(name), value)
     own_metadata = check_metadata({} if metadata is None else metadata, str(path))

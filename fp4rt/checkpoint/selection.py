@@ -1,9 +1,10 @@
 """Which tensors ``quantize`` turns into NVFP4, and why it leaves the others: a reason for every tensor.
 
 By default every linear weight: a 2-D ``*.weight`` of float16, bfloat16 or float32, and stacked experts, which are 3-D
-tensors below a module called ``experts``. Not: embeddings, norms, the output head and the routers of experts, which
-ModelOpt and llm-compressor leave as they are too. A weight whose columns are no multiple of 16 is left unless padding
-was asked for. A weight that is stored as (k, n) is always left: no format of layers has it so; see ``orientation``.
+tensors below a module called ``experts``. Not: embeddings, norms, the output head, also that of a classifier, and the
+routers of experts, which ModelOpt and llm-compressor leave as they are too. A weight whose columns are no multiple of
+16 is left unless padding was asked for. A weight that is stored as (k, n) is always left: no format of layers has it
+so; see ``orientation``.
 
 Patterns are those of ``fnmatch``, against the tensor's name or its module's name. With ``include``, exactly the
 tensors that match are taken, whatever their names; ``default`` among the patterns stands for the rules above.
@@ -32,7 +33,9 @@ REGEX = "re:"
 EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|shared|relative_attention_bias)(\.|$)", re.IGNORECASE)
 NORM = re.compile(r"(^|\.)(\w*norm\w*|ln_\w+|ln\d*)$", re.IGNORECASE)
 HEAD = re.compile(
-    r"(^|\.)(lm_head|codec_head|embed_out|output_layer|shared_head\.head)$|^((language_model|llm)\.)?(model\.)?output$",
+    r"(^|\.)(lm_head|codec_head|embed_out|output_layer|shared_head\.head|head"
+    r"|score|classifier(\.(dense|out_proj))?|qa_outputs|predictions\.decoder|(v|value|reward)_head(\.summary)?)$"
+    r"|^((language_model|llm)\.)?(model\.)?output$",
     re.IGNORECASE,
 )
 ROUTER = re.compile(r"(^|\.)(\w*router\w*(\.\w+)*|gate(\.wg)?|\w*expert_gate)$", re.IGNORECASE)
@@ -41,11 +44,11 @@ EXPERTS = re.compile(r"(^|\.)experts\.")
 
 RULES = """\
 By default every linear weight is quantized: 2-D *.weight tensors of F16, BF16 or F32, and 3-D stacks below a module
-called `experts`. Left as they are: embeddings, norms, the output head (lm_head), the routers of experts, weights
-stored as (k, n) (Hugging Face's Conv1D, as in GPT-2), and weights whose columns are no multiple of 16 (--pad pads
-them). Which axis of a stack is k is told by config.json (model_type, sizes of the experts); where that does not tell,
-the last is taken and a note says so. --include PATTERN takes exactly what matches (`default` stands for these rules),
---exclude PATTERN takes out; patterns are shell globs on tensor or module names."""
+called `experts`. Left as they are: embeddings, norms, the output head (lm_head, score, classifier), the routers of
+experts, weights stored as (k, n) (Hugging Face's Conv1D, as in GPT-2), and weights whose columns are no multiple of 16
+(--pad pads them). Which axis of a stack is k is told by config.json (model_type, sizes of the experts); where that does
+not tell, the last is taken and a note says so. --include PATTERN takes exactly what matches (`default` stands for these
+rules), --exclude PATTERN takes out; patterns are shell globs on tensor or module names."""
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def _do(
 ) -> RunReport:
     try:
         if dry_run:
-            return dry_report(plan, target)
+            return dry_report(plan, target, overwrite)
         return carry_out(plan, target, jobs=jobs, executor=executor, overwrite=overwrite, progress=progress)
     finally:
         plan.store.close()

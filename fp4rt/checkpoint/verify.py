@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from fp4rt.checkpoint.catalog import StoredLayer, catalog
+from fp4rt.checkpoint.configs import kept_linears
 from fp4rt.checkpoint.detect import Configuration, detect, read_configuration
 from fp4rt.checkpoint.formats import COMFY
 from fp4rt.checkpoint.header import printable
-from fp4rt.checkpoint.joined import joined_modules
+from fp4rt.checkpoint.joined import joined_modules, missing_parts
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices, wrong_scales
-from fp4rt.checkpoint.selection import is_listed
+from fp4rt.checkpoint.selection import EMBEDDING, is_listed
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
@@ -43,7 +44,8 @@ def verify(
 
     Opening the store has checked headers and index already. Checked here: all parts present, with fitting dtypes and
     shapes; block scales neither NaN nor negative; padding of codes and scales zero; global scales finite and positive;
-    configuration and layers in agreement; one global scale where engines join layers; the size that the index tells.
+    configuration and layers in agreement; where engines join layers, all of them quantized, with one global scale; the
+    size that the index tells.
 
     Args:
         store: the checkpoint.
@@ -58,7 +60,7 @@ def verify(
     layers = catalog(store, detect(store, configuration, wanted))
     if layers_needed and not layers:
         raise CheckpointError(f"no NVFP4 layers in {store.path}; `fp4rt quantize` makes them")
-    findings = [*_index(store), *_configuration(configuration, layers)]
+    findings = [*_index(store), *_configuration(configuration, layers), *_unlisted(store, configuration, layers)]
     for layer in layers.values():
         findings.extend(_layer(store, layer))
         for tensor in layer.tensors:
@@ -67,7 +69,22 @@ def verify(
                 progress(store.entry(tensor).nbytes)
     broken = {finding.tensor for finding in findings if finding.severity == "error"}
     sound = {layer.name.base: layer for layer in layers.values() if layer.name.weight not in broken}
-    return findings + list(_joined(store, sound))
+    return findings + list(_joined(store, sound)) + list(_half_joined(store, layers))
+
+
+def _half_joined(store: Store, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+    """Layers that engines would join with some that are not quantized; ComfyUI joins none."""
+    bases = {layer.name.base: layer for layer in layers.values() if layer.form.name != COMFY.name}
+    for module, others in sorted(missing_parts(bases, _plain_linears(store, layers)).items()):
+        names = ", ".join(printable(other.rpartition(".")[2]) for other in others)
+        message = f"is quantized, {names} beside it not; engines that join them take all of them or none"
+        yield Finding("warning", bases[module].name.weight, message)
+
+
+def _plain_linears(store: Store, layers: dict[str, StoredLayer]) -> tuple[str, ...]:
+    parts = {name for layer in layers.values() for name in layer.tensors}
+    plain = (store.entry(name) for name in store if name not in parts)
+    return kept_linears(plain, [layer.name.base for layer in layers.values()])
 
 
 def _joined(store: Store, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
@@ -166,13 +183,43 @@ def _row_padding(store: Store, layer: StoredLayer) -> Iterator[Finding]:
 
 def _configuration(configuration: Configuration, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
     """Layers that the configuration excludes, though they are quantized."""
-    patterns = [*_strings(configuration.quantization.get("ignore"))]
-    patterns += _strings(configuration.hf_quant.get("quantization", {}).get("exclude_modules"))
+    patterns = _excluded(configuration)
     for layer in layers.values():
         excluded = next((pattern for pattern in patterns if is_listed(pattern, layer.name.weight)), None)
         if excluded is not None and layer.form.name != COMFY.name:
             message = f"is quantized, but the configuration excludes it by {excluded!r}"
             yield Finding("error", layer.name.weight, message)
+
+
+def _excluded(configuration: Configuration) -> list[str]:
+    """Its patterns of modules that are not quantized."""
+    patterns = [*_strings(configuration.quantization.get("ignore"))]
+    return patterns + _strings(configuration.hf_quant.get("quantization", {}).get("exclude_modules"))
+
+
+def _unlisted(store: Store, configuration: Configuration, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+    """Layers that are not quantized, though the configuration says so of every linear one that it does not exclude."""
+    if not _means_every_linear(configuration):
+        return
+    patterns = _excluded(configuration)
+    for module in _plain_linears(store, layers):
+        weight = f"{module}.weight"
+        if weight in store and not EMBEDDING.search(module) and not any(is_listed(each, weight) for each in patterns):
+            yield Finding("warning", weight, "is not quantized, but the configuration does not exclude it")
+
+
+def _means_every_linear(configuration: Configuration) -> bool:
+    """Whether it names no layers of its own, or those of the class Linear."""
+    hf_quant = configuration.hf_quant.get("quantization", {})
+    if isinstance(hf_quant, dict) and hf_quant.get("quant_algo") == "NVFP4":
+        return True
+    groups = configuration.quantization.get("config_groups")
+    named = (
+        [group.get("targets") for group in groups.values() if isinstance(group, dict)]
+        if isinstance(groups, dict)
+        else []
+    )
+    return named == [["Linear"]]
 
 
 def _strings(value: Any) -> list[str]:

@@ -26,7 +26,7 @@ PACKAGES = (
 
 @failing
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False) -> None:
-    """Show which backends are usable here and, where one is not, why and what to do."""
+    """Show which backends are usable here and, where one is not, why and what to do. Exit status 1 if none is."""
     backends = [status._asdict() for status in fp4rt.backends().values()]
     facts = {
         "fp4rt": fp4rt.__version__,
@@ -41,12 +41,14 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print the facts
     }
     if as_json:
         print_json({"backends": backends, **facts})
-        return
-    for backend in backends:
-        devices = f" on {', '.join(backend['devices'])}" if backend["devices"] else ""
-        print(f"{backend['name']}: {'usable' if backend['usable'] else 'not usable'}{devices}: {backend['reason']}")
-    for name, value in facts.items():
-        print(f"{name}: {_text(value)}")
+    else:
+        for backend in backends:
+            devices = f" on {', '.join(backend['devices'])}" if backend["devices"] else ""
+            print(f"{backend['name']}: {'usable' if backend['usable'] else 'not usable'}{devices}: {backend['reason']}")
+        for name, value in facts.items():
+            print(f"{name}: {_text(value)}")
+    if not any(backend["usable"] for backend in backends):
+        raise typer.Exit(1)
 
 
 def _threads() -> str:

@@ -52,7 +52,8 @@ def inspect(
     """Show what is in a checkpoint: files, dtypes, format, layers, scales and sizes.
 
     Of a layer's blocks, zero blocks are those with a block scale of 0, saturated ones those with the largest that there
-    is: the block of the layer's largest value always, and many where values were clipped.
+    is: the block of the largest value of the layer, or of all that share its global scale, always, and many where
+    values were clipped.
     """
     _check_format(form)
     with usage():

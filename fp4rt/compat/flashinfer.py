@@ -165,6 +165,8 @@ def nvfp4_quantize(
         )
     if do_shuffle and sfLayout != SfLayout.layout_128x4:
         raise AssertionError(f"nvfp4_quantize: do_shuffle needs layout_128x4, but got {sfLayout}")
+    if sfLayout not in _LAYOUTS:
+        raise ValueError(f"nvfp4_quantize: sfLayout must be one of {', '.join(map(str, _LAYOUTS))}, got {sfLayout!r}")
     layout = LAYOUTS["linear"] if do_shuffle else _LAYOUTS[sfLayout]
     data, scales = fp4_quantize(
         a,

@@ -83,7 +83,7 @@ def scaled_fp4_quant(
         input: (..., n) float16 or bfloat16, n a multiple of 16.
         input_global_scale: fp32, one element: the encode scale.
         is_sf_swizzled_layout: scales in 128x4; else row-major.
-        backend: a name with "trtllm" takes layout 8x4 for up to 32 rows, whatever the flag says.
+        backend: a name with "trtllm" takes layout 8x4 for up to 32 rows, whatever the flag says; any other is ignored.
         padded_n: columns in memory, a multiple of 16.
 
     Returns:
@@ -267,8 +267,7 @@ def silu_and_mul_scaled_fp4_experts_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`scaled_fp4_experts_quant` of silu(gate) * up, with ``input_tensor`` (m, 2k) = gate || up."""
     name = "silu_and_mul_scaled_fp4_experts_quant"
-    if input_tensor.ndim == 2 and input_tensor.shape[1] % 2:
-        raise AssertionError(f"{name}: input width must be even (gate || up), but got {input_tensor.shape[1]}")
+    _check_gated(name, input_tensor)
     activation = experts.silu_and_mul(input_tensor) if input_tensor.ndim == 2 else input_tensor
     return _quantize_experts(name, activation, input_global_scale, expert_offsets, blockscale_offsets, topk)
 
@@ -285,7 +284,7 @@ def _quantize_experts(
         raise AssertionError(f"{name}: input.ndim needs to be == 2, but got {x.ndim}")
     _check_columns(name, x.shape[1])
     _check_dtype(name, x)
-    limit = int(os.environ.get(MAX_TOKENS_VARIABLE, MAX_TOKENS_PER_EXPERT))
+    limit = _max_tokens_per_expert()
     if x.shape[0] > limit * topk:
         raise AssertionError(
             f"{name}: m_numtopk must be at most {limit} * topk = {limit * topk}, but got {x.shape[0]}; raise the limit "
@@ -302,6 +301,7 @@ def silu_and_mul_nvfp4_quant(
     input: torch.Tensor, input_global_scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`scaled_fp4_quant` of silu(gate) * up, with ``input`` (..., 2n) = gate || up."""
+    _check_gated("silu_and_mul_nvfp4_quant", input)
     return scaled_fp4_quant(experts.silu_and_mul(input), input_global_scale)
 
 
@@ -332,6 +332,20 @@ def _check_floats(function: str, name: str, values: object, count: int) -> None:
             f"{function}: {name} must be torch.float32 with numel() = {count}, but got {values.dtype} with "
             f"{values.numel()}"
         )
+
+
+def _max_tokens_per_expert() -> int:
+    chosen = os.environ.get(MAX_TOKENS_VARIABLE)
+    if not chosen:
+        return MAX_TOKENS_PER_EXPERT
+    if not chosen.isdecimal() or int(chosen) == 0:
+        raise ValueError(f"{MAX_TOKENS_VARIABLE} must be a positive integer, got {chosen!r}; unset it or correct it")
+    return int(chosen)
+
+
+def _check_gated(name: str, x: torch.Tensor) -> None:
+    if x.ndim > 0 and x.shape[-1] % 2:
+        raise AssertionError(f"{name}: input width must be even (gate || up), but got {x.shape[-1]}")
 
 
 def _check_columns(name: str, n: int) -> None:

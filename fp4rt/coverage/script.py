@@ -42,6 +42,9 @@ def find_checks(script: Path) -> dict[str, Callable[[], Verdict]]:
         exec(compile(source, str(script), "exec", dont_inherit=True), module.__dict__)
     names = vars(module)
     checks = {name.removeprefix(PREFIX): value for name, value in names.items() if name.startswith(PREFIX)}
+    for name, check in checks.items():
+        if not callable(check):
+            raise ShapeError(f"{PREFIX}{name} of {script} is no function, it is {type(check).__name__}")
     if not checks:
         raise ShapeError(
             f"{script} has no function named {PREFIX}...; define one that returns fp4rt.coverage.check(...)"

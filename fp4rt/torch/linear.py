@@ -45,6 +45,8 @@ class NVFP4Linear(torch.nn.Module):
     state dict is made from it, byte for byte. A first call that is being compiled, or captured in a graph, takes the
     weight as it is.
 
+    A layer that was not made by :meth:`from_linear` has a weight of zeros until one is loaded or set.
+
     Args:
         in_features, out_features: sizes; in_features need not be a multiple of 16.
         bias: whether there is one.
@@ -115,7 +117,7 @@ class NVFP4Linear(torch.nn.Module):
             input_global_scale: "w4a4" only: the activations' encode scale, 2688 / amax from calibration: a number or
                 one element, as :func:`fp4rt.global_scale` gives it.
             weight: a QuantizedTensor (out, in) to take instead of quantizing, e.g. from a checkpoint: see
-                :meth:`set_weight`.
+                :meth:`set_weight`. Quantizing turns blocks with a NaN to NaN and an infinity to the largest value.
 
         Returns:
             The layer, on the same device, with the bias in its own dtype.
@@ -123,7 +125,10 @@ class NVFP4Linear(torch.nn.Module):
         Raises:
             DtypeError, ShapeError: the weight is none, or none for this layer.
             ValueError: the mode is unknown, or the input's scale is not one or is asked for with 16-bit activations.
+            TypeError: ``linear`` is no ``nn.Linear``.
         """
+        if not isinstance(linear, torch.nn.Linear):
+            raise TypeError(f"NVFP4Linear.from_linear needs an nn.Linear, got {type(linear).__name__}")
         bias = linear.bias
         scale = None if input_global_scale is None else encode_scale(input_global_scale)
         layer = cls(
@@ -150,7 +155,8 @@ class NVFP4Linear(torch.nn.Module):
     def set_weight(self, weight: QuantizedTensor | PrepackedWeight) -> None:
         """Take a weight (out_features, in_features), quantized or prepacked, padded to ``padded_in`` columns.
 
-        Other libraries' arrays, such as those of a checkpoint, are copied to the layer's device; torch's own are kept.
+        torch's tensors are kept; other libraries' arrays, such as those of a checkpoint, are copied to the layer's
+        device, or, where that is meta, on their own.
 
         Raises:
             DtypeError: it is no such weight. ShapeError: another shape or padding.
@@ -330,12 +336,13 @@ def encode_scale(value: Any) -> float:
 
 
 def _own(part: Any, device: torch.device) -> torch.Tensor:
-    """A tensor as it is, another library's array copied to ``device``."""
+    """A tensor as it is, another library's array copied to ``device``; where that holds nothing, on its own."""
     if isinstance(part, torch.Tensor):
         return part
+    to = None if device.type == "meta" else device
     if isinstance(part, np.ndarray):
-        return torch.tensor(part, device=device)
-    return torch.from_dlpack(part).to(device, copy=True)
+        return torch.tensor(part, device=to)
+    return torch.from_dlpack(part).to(to, copy=True)
 
 
 def _recording() -> bool:

@@ -48,10 +48,10 @@ GPT2 = {
 @pytest.mark.parametrize("named", ["folder", "file"])
 def test_weights_of_conv1d_are_left_with_the_reason(config, named, tmp_path):
     source = tmp_path / "model"
-    save_model(source, {**GPT2, "score.weight": (16, 96)}, config)
+    save_model(source, {**GPT2, "pooler.weight": (16, 96)}, config)
     report = checkpoint.quantize(source / ("model.safetensors" if named == "file" else ""), tmp_path / "q")
     assert notes_of(report) == dict.fromkeys(GPT2, LEFT)
-    assert list(checkpoint.open(tmp_path / "q").layers) == ["score.weight"]
+    assert list(checkpoint.open(tmp_path / "q").layers) == ["pooler.weight"]
     quantization = json.loads((tmp_path / "q/hf_quant_config.json").read_text())["quantization"]
     assert quantization["exclude_modules"] == sorted(name.removesuffix(".weight") for name in GPT2)
 

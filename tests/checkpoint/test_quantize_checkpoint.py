@@ -44,6 +44,9 @@ TAKEN = [
     "model.layers.0.mlp.experts.7.down_proj.weight",
     "model.layers.0.mlp.shared_expert.up_proj.weight",
     "model.diffusion_model.blocks.0.norm1.linear.weight",
+    "cls.predictions.transform.dense.weight",
+    "model.decoder.layers.0.fc1.weight",
+    "vision_model.head.mlp.fc1.weight",
     "weight",
 ]
 LEFT = {
@@ -61,6 +64,13 @@ LEFT = {
     "language_model.output.weight": "the output head",
     "model.layers.61.shared_head.head.weight": "the output head",
     "talker.codec_head.weight": "the output head",
+    "head.weight": "the output head",
+    "score.weight": "the output head",
+    "classifier.weight": "the output head",
+    "classifier.out_proj.weight": "the output head",
+    "qa_outputs.weight": "the output head",
+    "cls.predictions.decoder.weight": "the output head",
+    "v_head.summary.weight": "the output head",
     "model.layers.0.mlp.gate.wg.weight": "a router",
     "model.layers.0.mlp.gate.weight": "a router",
     "model.layers.0.block_sparse_moe.gate.weight": "a router",
@@ -418,6 +428,43 @@ def test_w4a4_stores_an_activation_scale_and_says_it_is_not_calibrated(model, tm
     assert opened.input_scale("model.layers.0.self_attn.q_proj").tolist() == [4.0]
     assert "not calibrated" in report.notes[0]
     assert json.loads((tmp_path / "q/hf_quant_config.json").read_text())["quantization"]["quant_algo"] == "NVFP4"
+
+
+def test_a_dry_run_refuses_what_the_run_would(model, quantized, tmp_path):
+    single = tmp_path / "model.safetensors"
+    checkpoint.save(single, {"a.weight": np.ones((16, 16), np.float32)})
+    (tmp_path / "afile").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").touch()
+    other = tmp_path / "other"
+    other.mkdir()
+    checkpoint.quantize(single, other / "first.safetensors")
+    (other / "hf_quant_config.json").write_text("{}")
+    for source, target, said in (
+        (model, tmp_path / "full", r"is not empty \(notes.txt"),
+        (model, tmp_path / "afile", "is no folder; name one"),
+        (model, tmp_path / "x.safetensors", "shards; name a folder"),
+        (model, model, "is the source itself"),
+        (single, single, "is the source itself"),
+        (single, tmp_path / "none" / "x.safetensors", "none does not exist"),
+        (single, other / "first.safetensors", "exists already"),
+        (single, other / "second.safetensors", "exists already, describes first.safetensors"),
+    ):
+        for dry_run in (True, False):
+            with pytest.raises(CheckpointError, match=said):
+                checkpoint.quantize(source, target, dry_run=dry_run)
+    checkpoint.quantize(model, tmp_path / "full", overwrite=True, dry_run=True)
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_a_layer_that_engines_join_with_one_that_stays_float_is_noted(model, tmp_path):
+    some = checkpoint.QuantizeOptions(selection=checkpoint.Selection(exclude=("*v_proj*",)))
+    (note,) = checkpoint.quantize(model, tmp_path / "q", some, dry_run=True).notes
+    assert re.fullmatch(
+        r"\d+ quantized layers are beside others .* \(as 'model.layers.0.*_proj', without 'v_proj'\)", note
+    )
+    whole = checkpoint.QuantizeOptions(selection=checkpoint.Selection(exclude=("*self_attn*",)))
+    assert checkpoint.quantize(model, tmp_path / "q", whole, dry_run=True).notes == []
 
 
 def test_quantized_checkpoints_are_not_quantized_again(quantized, tmp_path):

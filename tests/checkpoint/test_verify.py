@@ -150,6 +150,53 @@ def test_joined_layers_with_different_global_scales_are_a_warning(form, tmp_path
     assert found == ([] if form == "comfy" else [("warning", "a.v_proj.weight")])
 
 
+HALF = {
+    "modelopt": {"hf_quant_config.json": {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["*.v_proj"]}}},
+    "compressed-tensors": {
+        "config.json": {
+            "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "format": "nvfp4-pack-quantized",
+                "config_groups": {"group_0": {"targets": ["Linear"]}},
+                "ignore": ["re:.*v_proj"],
+            }
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["modelopt", "compressed-tensors", "comfy"])
+def test_layers_beside_which_others_stay_floats_are_a_warning_where_engines_join_them(form, tmp_path):
+    x = np.random.default_rng(0).standard_normal((32, 64), np.float32)
+    q = fp4rt.quantize(x, layout="linear")
+    tensors = {"a.q_proj": q, "a.k_proj": q, "a.v_proj.weight": x, "a.o_proj.weight": x, "b.k_proj.weight": x}
+    checkpoint.save(tmp_path / "x.safetensors", tensors, format=form)
+    found = [(finding.severity, finding.tensor) for finding in checkpoint.verify(tmp_path / "x.safetensors")]
+    assert found == ([] if form == "comfy" else [("warning", f"a.{n}_proj.weight") for n in "kq"])
+
+
+@pytest.mark.parametrize("form", HALF)
+def test_floats_that_the_configuration_takes_for_quantized_are_a_warning(form, tmp_path):
+    x = np.random.default_rng(0).standard_normal((32, 64), np.float32)
+    tensors = {"a.o_proj": fp4rt.quantize(x, layout="linear"), "a.v_proj.weight": x, "b.x_proj.weight": x}
+    tensors |= {"embed_tokens.weight": x, "b.norm.weight": x[0], "b.x_proj.bias": x[0]}
+    (tmp_path / "full").mkdir()
+    checkpoint.save(tmp_path / "full" / "x.safetensors", tensors, format=form)
+    with checkpoint.open(tmp_path / "full" / "x.safetensors") as files:
+        checkpoint.save(
+            tmp_path / "model.safetensors", dict(files.items())
+        )  # as plain tensors: it says nothing of itself
+    for name, content in HALF[form].items():
+        (tmp_path / name).write_text(json.dumps(content))
+    found = [(finding.tensor, finding.message) for finding in checkpoint.verify(tmp_path)]
+    assert found == [("b.x_proj.weight", "is not quantized, but the configuration does not exclude it")]
+    (tmp_path / "config.json").unlink(missing_ok=True)  # its layers may be named in another way
+    mixed = {"quantization": {"quant_algo": "MIXED_PRECISION", "exclude_modules": []}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(mixed))
+    if form == "modelopt":
+        assert checkpoint.verify(tmp_path) == []
+
+
 @pytest.mark.parametrize("size, said", [(5, "5"), ("9", "'9'"), (True, "True"), ([], "[]"), (math.nan, "nan")])
 def test_a_size_in_the_index_that_is_not_the_tensors_is_a_warning(size, said, quantized, tmp_path):
     shutil.copytree(quantized, tmp_path / "q")
@@ -509,3 +556,17 @@ def test_save_refuses_names_and_dtypes_that_do_not_exist(tmp_path):
     with pytest.raises(CheckpointError, match="ends in"):
         checkpoint.save(tmp_path / "x.bin", {"w": q})
     assert not any(tmp_path.iterdir())
+
+
+def test_what_is_no_name_of_a_layer_and_no_folder_is_refused(quantized, tmp_path):
+    with (
+        checkpoint.open(quantized) as files,
+        pytest.raises(DtypeError, match="needs a layer's name as a string, got None"),
+    ):
+        files.load(None)
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        checkpoint.save(tmp_path / "nowhere" / "x.safetensors", {"a": np.zeros(2, np.float32)})
+    with pytest.raises(CheckpointError, match="a tensor needs a name"):
+        checkpoint.save(tmp_path / "x.safetensors", {"": np.zeros(2, np.float32)})
+    with pytest.raises(CheckpointError, match="/dev/null: is neither a file nor a folder"):
+        checkpoint.open("/dev/null")

@@ -38,6 +38,8 @@ def encode_scale(x: Any) -> Any:
 def test_quantize_is_fp4rts_in_every_layout(device: str, layout: Any, shape: tuple[int, int], dtype: Any) -> None:
     x = normal(*shape, dtype=dtype, device=device)
     scale = encode_scale(x)
+    with pytest.raises(ValueError, match="sfLayout must be one of"):
+        flashinfer.nvfp4_quantize(x, scale, sfLayout="x")  # type: ignore[arg-type]
     out, out_scale = flashinfer.nvfp4_quantize(x, scale, sfLayout=layout)
     expected = fp4rt.quantize(x, scale, layout=NAMES[layout])
     assert (out.dtype, out_scale.dtype) == (torch.uint8, torch.uint8)

@@ -443,6 +443,21 @@ def test_more_rows_than_the_limit_name_the_variable(device: str, monkeypatch: py
         vllm.scaled_fp4_experts_quant(x, torch.ones(1, device=device), offsets, offsets, 2)
 
 
+@pytest.mark.parametrize("limit", ["many", "-5", "0"])
+def test_a_limit_that_is_none_names_the_variable(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", limit)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(
+        ValueError, match=f"VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE must be a positive integer, got '{limit}'"
+    ):
+        vllm.scaled_fp4_experts_quant(normal(4, 64, torch.float16, "cpu"), torch.ones(1), offsets, offsets, 1)
+
+
+def test_gate_and_up_are_of_one_width() -> None:
+    with pytest.raises(AssertionError, match="silu_and_mul_nvfp4_quant: input width must be even .*, but got 255"):
+        vllm.silu_and_mul_nvfp4_quant(normal(4, 255, torch.float16, "cpu"), torch.ones(1))
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_silu_is_computed_in_fp32_and_rounded_once(device: str, dtype: str) -> None:
     golden = np.load(GOLDEN / f"silu_{dtype}.npz")

@@ -35,6 +35,12 @@ def script(tmp_path):
     return path
 
 
+def test_what_is_no_function_is_named(script):
+    script.write_text("cover_it = 5")
+    with pytest.raises(ShapeError, match=r"cover_it of .*kernel_coverage\.py is no function, it is int"):
+        find_checks(script)
+
+
 def test_every_check_of_a_script_is_run(script):
     verdicts = run_checks(script)
     assert {name: bool(verdict) for name, verdict in verdicts.items()} == {"last_row": False, "rows": True}

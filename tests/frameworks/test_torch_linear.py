@@ -353,6 +353,22 @@ def test_a_checkpoints_weight_in_any_layout_can_be_set(device: str) -> None:
     assert all(same_bits(other.state_dict()[name], value) for name, value in layer.state_dict().items())
 
 
+def test_a_checkpoints_weight_for_a_layer_on_the_meta_device_keeps_its_bytes() -> None:
+    source = linear(64, 48, "cpu", bias=False)
+    q = fp4rt.quantize(source.weight.detach().float().numpy(), layout="linear")
+    with torch.device("meta"):
+        empty = nn.Linear(64, 48, bias=False).half()
+    layer = NVFP4Linear.from_linear(empty, weight=q)
+    assert torch.equal(layer.weight_packed, torch.from_numpy(q.data))
+    assert same_bits(layer(batch(3, 64, device="cpu")), NVFP4Linear.from_linear(source)(batch(3, 64, device="cpu")))
+
+
+@pytest.mark.parametrize("given", [None, nn.ReLU()])
+def test_what_is_no_linear_layer_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match=rf"from_linear needs an nn.Linear, got {type(given).__name__}"):
+        NVFP4Linear.from_linear(given)
+
+
 # ---- models
 
 
