@@ -12,7 +12,7 @@ import numpy as np
 from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.detect import detect, read_configuration
-from fp4rt.checkpoint.formats import COMPRESSED_TENSORS, MODELOPT, Format, LayerName
+from fp4rt.checkpoint.formats import COMFY, COMPRESSED_TENSORS, MODELOPT, Format, LayerName
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.joined import joined_modules, missing_parts
 from fp4rt.checkpoint.kinds import check_kinds
@@ -149,7 +149,8 @@ def plan_quantize(store: Store, options: QuantizeOptions) -> Plan:
             f"activations: input_scale = {options.input_amax:g} / {AMAX_TARGET:g}, not calibrated; magnitudes up to "
             f"{options.input_amax:g} are not clipped"
         )
-    plan.notes.extend(_half_joined(modules, kept))
+    if form.name != COMFY.name:  # ComfyUI joins no layers
+        plan.notes.extend(_half_joined(modules, kept))
     plan.notes.extend(_assumed(lie, (operation.source.name for operation in quantized)))
     return plan
 

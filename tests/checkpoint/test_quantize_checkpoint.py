@@ -463,6 +463,8 @@ def test_a_layer_that_engines_join_with_one_that_stays_float_is_noted(model, tmp
     assert re.fullmatch(
         r"\d+ quantized layers are beside others .* \(as 'model.layers.0.*_proj', without 'v_proj'\)", note
     )
+    comfy = checkpoint.QuantizeOptions(selection=some.selection, form="comfy")
+    assert checkpoint.quantize(model, tmp_path / "q", comfy, dry_run=True).notes == []
     whole = checkpoint.QuantizeOptions(selection=checkpoint.Selection(exclude=("*self_attn*",)))
     assert checkpoint.quantize(model, tmp_path / "q", whole, dry_run=True).notes == []
 
