@@ -15,7 +15,7 @@ from fp4rt.checkpoint.formats import COMFY
 from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.joined import joined_modules, missing_parts
 from fp4rt.checkpoint.layers import global_scales, input_scales, matrices, wrong_scales
-from fp4rt.checkpoint.selection import EMBEDDING, is_listed
+from fp4rt.checkpoint.selection import EMBEDDING, ROUTER, is_listed
 from fp4rt.checkpoint.store import Store
 from fp4rt.errors import CheckpointError, counted
 from fp4rt.format import BLOCK, CODES_PER_BYTE
@@ -198,13 +198,17 @@ def _excluded(configuration: Configuration) -> list[str]:
 
 
 def _unlisted(store: Store, configuration: Configuration, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
-    """Layers that are not quantized, though the configuration says so of every linear one that it does not exclude."""
+    """Layers that are not quantized, though the configuration says so of every linear one that it does not exclude.
+
+    Engines never take embeddings and routers for quantized; and a part of a name, too, excludes for vLLM.
+    """
     if not _means_every_linear(configuration):
         return
     patterns = _excluded(configuration)
     for module in _plain_linears(store, layers):
         weight = f"{module}.weight"
-        if weight in store and not EMBEDDING.search(module) and not any(is_listed(each, weight) for each in patterns):
+        excluded = any(each in module or is_listed(each, weight) for each in patterns)
+        if weight in store and not excluded and not EMBEDDING.search(module) and not ROUTER.search(module):
             yield Finding("warning", weight, "is not quantized, but the configuration does not exclude it")
 
 

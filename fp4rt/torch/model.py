@@ -52,8 +52,9 @@ def quantize_model(
         TypeError: ``model`` is no module.
         DtypeError: a selected layer has a weight of another dtype than fp16, bf16 or fp32.
         ValueError: the mode is unknown, the model is itself the only linear layer (there is nothing to replace it in),
-            a pattern selects nothing, or ``input_global_scales`` names a layer that was not replaced, holds no scale or
-            is given with "w4a16". Before the model is touched, as all of these.
+            a pattern selects nothing, a selected layer has weights that are not finite, or ``input_global_scales``
+            names a layer that was not replaced, holds no scale or is given with "w4a16". Before the model is touched,
+            as all of these.
     """
     if mode not in MODES:
         raise ValueError(f"quantize_model needs mode as one of {', '.join(map(repr, MODES))}, got {mode!r}")
@@ -83,6 +84,8 @@ def quantize_model(
             raise DtypeError(
                 f"quantize_model needs weights of {', '.join(INPUT_DTYPES)}, {name} has {dtype}; exclude it"
             )
+        if not linears[name].weight.is_meta and not torch.isfinite(linears[name].weight).all():
+            raise ValueError(f"quantize_model needs finite weights, {name} has others; exclude it")
     replaced: dict[int, NVFP4Linear] = {}
     for name, layer in linears.items():
         if name not in chosen:

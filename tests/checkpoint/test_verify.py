@@ -151,14 +151,18 @@ def test_joined_layers_with_different_global_scales_are_a_warning(form, tmp_path
 
 
 HALF = {
-    "modelopt": {"hf_quant_config.json": {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["*.v_proj"]}}},
+    "modelopt": {
+        "hf_quant_config.json": {
+            "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["*.v_proj", "c.self_attn"]}
+        }
+    },
     "compressed-tensors": {
         "config.json": {
             "quantization_config": {
                 "quant_method": "compressed-tensors",
                 "format": "nvfp4-pack-quantized",
                 "config_groups": {"group_0": {"targets": ["Linear"]}},
-                "ignore": ["re:.*v_proj"],
+                "ignore": ["re:.*v_proj", "c.self_attn.o_proj"],
             }
         }
     },
@@ -179,7 +183,8 @@ def test_layers_beside_which_others_stay_floats_are_a_warning_where_engines_join
 def test_floats_that_the_configuration_takes_for_quantized_are_a_warning(form, tmp_path):
     x = np.random.default_rng(0).standard_normal((32, 64), np.float32)
     tensors = {"a.o_proj": fp4rt.quantize(x, layout="linear"), "a.v_proj.weight": x, "b.x_proj.weight": x}
-    tensors |= {"embed_tokens.weight": x, "b.norm.weight": x[0], "b.x_proj.bias": x[0]}
+    tensors |= {"embed_tokens.weight": x, "b.norm.weight": x[0], "b.x_proj.bias": x[0], "b.gate.weight": x}
+    tensors |= {"c.self_attn.o_proj.weight": x}
     (tmp_path / "full").mkdir()
     checkpoint.save(tmp_path / "full" / "x.safetensors", tensors, format=form)
     with checkpoint.open(tmp_path / "full" / "x.safetensors") as files:

@@ -363,6 +363,17 @@ def test_a_checkpoints_weight_for_a_layer_on_the_meta_device_keeps_its_bytes() -
     assert same_bits(layer(batch(3, 64, device="cpu")), NVFP4Linear.from_linear(source)(batch(3, 64, device="cpu")))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_a_model_with_weights_that_are_not_finite_is_refused_as_it_is(value: float) -> None:
+    model = nn.Sequential(linear(64, 48, "cpu"), linear(48, 16, "cpu"))
+    with torch.no_grad():
+        model[1].weight[3, 5] = value
+    with pytest.raises(ValueError, match="needs finite weights, 1 has others; exclude it"):
+        quantize_model(model)
+    assert all(type(layer) is nn.Linear for layer in model)
+    assert quantize_model(model, exclude="1") == ["0"]
+
+
 @pytest.mark.parametrize("given", [None, nn.ReLU()])
 def test_what_is_no_linear_layer_is_refused(given: Any) -> None:
     with pytest.raises(TypeError, match=rf"from_linear needs an nn.Linear, got {type(given).__name__}"):
