@@ -18,7 +18,16 @@ from fp4rt.checkpoint.header import printable
 from fp4rt.checkpoint.kinds import check_kinds
 from fp4rt.errors import CheckpointError, counted
 
-__all__ = ["CONFIG", "QUANT_CONFIG", "Location", "companions", "locate", "read_configuration_file", "read_json"]
+__all__ = [
+    "CONFIG",
+    "QUANT_CONFIG",
+    "Location",
+    "check_parent",
+    "companions",
+    "locate",
+    "read_configuration_file",
+    "read_json",
+]
 
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -58,6 +67,16 @@ class Location:
     def is_folder(self) -> bool:
         """Whether the user named a folder, so that configuration and tokenizer belong to the checkpoint."""
         return self.path != self.shards[0]
+
+
+def check_parent(path: Path) -> None:
+    """The folder that a file is written to is there.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path}: the folder {path.parent} does not exist")
 
 
 def locate(path: str | os.PathLike[str]) -> Location:

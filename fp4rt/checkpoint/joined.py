@@ -37,10 +37,10 @@ def joined_modules(modules: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def missing_parts(quantized: Iterable[str], plain: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Quantized module -> those among ``plain`` that engines would join it with, and cannot."""
+    """Quantized module -> last names of those among ``plain`` that engines would join it with, and cannot."""
     taken, left = set(quantized), set(plain)
     return {
         module: others
         for module, together in joined_modules(taken | left).items()
-        if module in taken and (others := tuple(part for part in together if part in left))
+        if module in taken and (others := tuple(part.rpartition(".")[2] for part in together if part in left))
     }

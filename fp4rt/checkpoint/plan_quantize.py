@@ -172,10 +172,9 @@ def _half_joined(quantized: Iterable[str], kept: Iterable[str]) -> Iterator[str]
     if missing:
         module, others = min(missing.items())
         has = counted(len(missing), "quantized layer is", "quantized layers are")
-        names = ", ".join(printable(other.rpartition(".")[2]) for other in others)
         yield (
             f"{has} beside others that stay as they are and that engines join with them, all or none (as "
-            f"{printable(module)}, without {names})"
+            f"{printable(module)}, without {', '.join(map(printable, others))})"
         )
 
 

@@ -18,7 +18,16 @@ from typing import Any
 from fp4rt.checkpoint.beside import check_beside, describes_alone, refuse_existing
 from fp4rt.checkpoint.claim import Claim
 from fp4rt.checkpoint.configs import folder_config, hf_quant_config
-from fp4rt.checkpoint.folder import CONFIG, INDEX_SUFFIX, QUANT_CONFIG, STATE_FOLDER, SUFFIX, companions, read_json
+from fp4rt.checkpoint.folder import (
+    CONFIG,
+    INDEX_SUFFIX,
+    QUANT_CONFIG,
+    STATE_FOLDER,
+    SUFFIX,
+    check_parent,
+    companions,
+    read_json,
+)
 from fp4rt.checkpoint.journal import Journal, fingerprint, json_bytes
 from fp4rt.checkpoint.plan import Plan, ShardJob
 from fp4rt.checkpoint.report import RunReport, ShardReport
@@ -98,11 +107,10 @@ def _check_file(plan: Plan, target: Path) -> None:
     if len(plan.store.files) != 1:
         count = len(plan.store.files)
         raise CheckpointError(f"{target}: {plan.store.path} has {count} shards; name a folder to write to")
-    if not target.parent.is_dir():
-        raise CheckpointError(f"{target}: the folder {target.parent} does not exist")
+    check_parent(target)
 
 
-def _check_folder(target: Path) -> None:
+def _refuse_file(target: Path) -> None:
     if os.path.lexists(target) and not target.is_dir():
         raise CheckpointError(f"{target}: is no folder; name one, or a file that ends in {SUFFIX}")
 
@@ -116,7 +124,7 @@ def _write_folder(
     overwrite: bool,
     progress: Progress | None,
 ) -> None:
-    _check_folder(target)
+    _refuse_file(target)
     copied, left = companions(plan.store.location, target) if plan.store.location.is_folder else ([], [])
     ours = not target.exists()
     target.mkdir(parents=True, exist_ok=True)
@@ -341,7 +349,7 @@ def _check_target(plan: Plan, target: Path, overwrite: bool) -> None:
         if plan.outcome.has_hf_quant_config:
             check_beside(target, json_bytes(hf_quant_config(plan.outcome)), overwrite)
         return
-    _check_folder(target)
+    _refuse_file(target)
     if target.is_dir():
         if not (target / STATE_FOLDER).is_dir():  # of a run that this one would go on with
             _refuse_foreign(target, overwrite)

@@ -15,7 +15,7 @@ from fp4rt.checkpoint import configs
 from fp4rt.checkpoint.beside import check_beside, refuse_existing
 from fp4rt.checkpoint.configs import Outcome
 from fp4rt.checkpoint.dtypes import numpy_dtype, tag_of
-from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX
+from fp4rt.checkpoint.folder import QUANT_CONFIG, SUFFIX, check_parent
 from fp4rt.checkpoint.formats import FORMATS, MODELOPT, LayerName
 from fp4rt.checkpoint.header import TensorEntry, check_metadata, check_name, printable
 from fp4rt.checkpoint.journal import json_bytes
@@ -68,8 +68,7 @@ def save(
         raise CheckpointError(f"unknown format {format!r}; use one of {', '.join(FORMATS)}")
     if not path.name.endswith(SUFFIX):
         raise CheckpointError(f"{path}: wanted a name that ends in {SUFFIX}")
-    if not path.parent.is_dir():
-        raise CheckpointError(f"{path}: the folder {path.parent} does not exist")
+    check_parent(path)
     for name, value in tensors.items():
         check_name(name, str(path))
         if not name:

@@ -60,7 +60,8 @@ def verify(
     layers = catalog(store, detect(store, configuration, wanted))
     if layers_needed and not layers:
         raise CheckpointError(f"no NVFP4 layers in {store.path}; `fp4rt quantize` makes them")
-    findings = [*_index(store), *_configuration(configuration, layers), *_unlisted(store, configuration, layers)]
+    plain = _plain_linears(store, layers)
+    findings = [*_index(store), *_configuration(configuration, layers), *_unlisted(store, configuration, plain)]
     for layer in layers.values():
         findings.extend(_layer(store, layer))
         for tensor in layer.tensors:
@@ -69,19 +70,20 @@ def verify(
                 progress(store.entry(tensor).nbytes)
     broken = {finding.tensor for finding in findings if finding.severity == "error"}
     sound = {layer.name.base: layer for layer in layers.values() if layer.name.weight not in broken}
-    return findings + list(_joined(store, sound)) + list(_half_joined(store, layers))
+    return findings + list(_joined(store, sound)) + list(_half_joined(layers, plain))
 
 
-def _half_joined(store: Store, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+def _half_joined(layers: dict[str, StoredLayer], plain: tuple[str, ...]) -> Iterator[Finding]:
     """Layers that engines would join with some that are not quantized; ComfyUI joins none."""
     bases = {layer.name.base: layer for layer in layers.values() if layer.form.name != COMFY.name}
-    for module, others in sorted(missing_parts(bases, _plain_linears(store, layers)).items()):
-        names = ", ".join(printable(other.rpartition(".")[2]) for other in others)
+    for module, others in sorted(missing_parts(bases, plain).items()):
+        names = ", ".join(map(printable, others))
         message = f"is quantized, {names} beside it not; engines that join them take all of them or none"
         yield Finding("warning", bases[module].name.weight, message)
 
 
 def _plain_linears(store: Store, layers: dict[str, StoredLayer]) -> tuple[str, ...]:
+    """Names of the linear modules that are not quantized."""
     parts = {name for layer in layers.values() for name in layer.tensors}
     plain = (store.entry(name) for name in store if name not in parts)
     return kept_linears(plain, [layer.name.base for layer in layers.values()])
@@ -197,7 +199,7 @@ def _excluded(configuration: Configuration) -> list[str]:
     return patterns + _strings(configuration.hf_quant.get("quantization", {}).get("exclude_modules"))
 
 
-def _unlisted(store: Store, configuration: Configuration, layers: dict[str, StoredLayer]) -> Iterator[Finding]:
+def _unlisted(store: Store, configuration: Configuration, plain: tuple[str, ...]) -> Iterator[Finding]:
     """Layers that are not quantized, though the configuration says so of every linear one that it does not exclude.
 
     Engines never take embeddings and routers for quantized; and a part of a name, too, excludes for vLLM.
@@ -205,7 +207,7 @@ def _unlisted(store: Store, configuration: Configuration, layers: dict[str, Stor
     if not _means_every_linear(configuration):
         return
     patterns = _excluded(configuration)
-    for module in _plain_linears(store, layers):
+    for module in plain:
         weight = f"{module}.weight"
         excluded = any(each in module or is_listed(each, weight) for each in patterns)
         if weight in store and not excluded and not EMBEDDING.search(module) and not ROUTER.search(module):

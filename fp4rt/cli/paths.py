@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from fp4rt.checkpoint.folder import SUFFIX
+from fp4rt.checkpoint.folder import SUFFIX, check_parent
 from fp4rt.errors import CheckpointError
 
 __all__ = ["PAGES", "PICTURES", "check_ending", "check_folder", "check_target", "named"]
@@ -51,5 +51,5 @@ def check_folder(path: Path | None, made: Path | None = None) -> None:
     Raises:
         CheckpointError: it does not.
     """
-    if path is not None and path.parent != made and not path.parent.is_dir():
-        raise CheckpointError(f"{path}: the folder {path.parent} does not exist")
+    if path is not None and path.parent != made:
+        check_parent(path)

@@ -187,10 +187,8 @@ def test_floats_that_the_configuration_takes_for_quantized_are_a_warning(form, t
     tensors |= {"c.self_attn.o_proj.weight": x}
     (tmp_path / "full").mkdir()
     checkpoint.save(tmp_path / "full" / "x.safetensors", tensors, format=form)
-    with checkpoint.open(tmp_path / "full" / "x.safetensors") as files:
-        checkpoint.save(
-            tmp_path / "model.safetensors", dict(files.items())
-        )  # as plain tensors: it says nothing of itself
+    with checkpoint.open(tmp_path / "full" / "x.safetensors") as files:  # plain tensors say nothing of themselves
+        checkpoint.save(tmp_path / "model.safetensors", dict(files.items()))
     for name, content in HALF[form].items():
         (tmp_path / name).write_text(json.dumps(content))
     found = [(finding.tensor, finding.message) for finding in checkpoint.verify(tmp_path)]
