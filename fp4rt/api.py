@@ -97,7 +97,7 @@ def quantize(
     """
     source = interop.view(x, "x", stream)
     alike, current = (type(x), source.library) if stream is None else (None, None)  # on one stream: nothing to wait for
-    stream = interop.stream_handle(stream, source)  # x decides; the other arrays are ordered before it
+    stream = interop.enter_stream(stream, source)  # x decides; the other arrays are ordered before it
     m, n = check_matrix("quantize", source)
     known = get_layout(layout)
     padded_n = check_padded_n("quantize", (m, n), padded_n)
@@ -131,7 +131,7 @@ def dequantize(q: QuantizedTensor, dtype: Any = "float32", *, out: Any = None, s
         ShapeError, DeviceError: ``out`` does not fit.
     """
     views = check_quantized("dequantize", "q", q, stream)
-    stream = interop.stream_handle(stream, views.data)
+    stream = interop.enter_stream(stream, views.data)
     name = check_dtype("dequantize", "dtype", dtype)
     target = None
     if out is not None:
@@ -160,7 +160,7 @@ def relayout(
         LayoutError: the layout is unknown. ShapeError, DeviceError: ``out`` does not fit, or shares memory with q.
     """
     views = check_quantized("relayout", "q", q, stream)
-    stream = interop.stream_handle(stream, views.data)
+    stream = interop.enter_stream(stream, views.data)
     known = get_layout(layout)
     target = None
     if out is not None:
@@ -188,7 +188,7 @@ def global_scale(x: Any, *, stream: Any = None) -> Any:
         ShapeError, DtypeError: x is not such a matrix.
     """
     source = interop.view(x, "x", stream)
-    stream = interop.stream_handle(stream, source)
+    stream = interop.enter_stream(stream, source)
     check_matrix("global_scale", source)
     result = _backend(source).global_scale(source, stream)
     interop.hold_foreign(stream, source)
@@ -229,7 +229,7 @@ def matmul(
     left, m, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
     alike, current = (type(first.owner), first.library) if stream is None else (None, None)  # as in quantize
-    stream = interop.stream_handle(stream, first)
+    stream = interop.enter_stream(stream, first)
     order = None if current and getattr(b, "remembered_library", None) == current else stream
     right, n = check_right(b, k, first, order)
     name = check_dtype("matmul", "out_dtype", out_dtype)
@@ -261,7 +261,7 @@ def explain(a: Any, b: Any, *, measure: bool = False, stream: Any = None) -> Exp
     """
     left, _, k = check_left(a, stream)
     first = left.data if isinstance(left, QuantizedViews) else left
-    stream = interop.stream_handle(stream, first)
+    stream = interop.enter_stream(stream, first)
     right, _ = check_right(b, k, first, stream)
     return _backend(first).explain(left, right, measure, stream)
 
@@ -280,7 +280,7 @@ def prepack(b: QuantizedTensor, *, stream: Any = None) -> PrepackedWeight:
     """
     views = check_quantized("prepack", "b", b, stream)
     check_packable(*views.shape)
-    stream = interop.stream_handle(stream, views.data)
+    stream = interop.enter_stream(stream, views.data)
     result = _backend(views.data).prepack(views, stream)
     interop.hold_foreign(stream, views)
     return result
@@ -297,7 +297,7 @@ def unpack(weight: PrepackedWeight, *, stream: Any = None) -> QuantizedTensor:
 def _prepacked_views(weight: PrepackedWeight, stream: Any) -> tuple[PrepackedViews, ArrayView, int]:
     """What products read of a weight, the records beside it, and the stream's handle."""
     views = weight.views(stream)
-    handle = interop.stream_handle(stream, views.data)
+    handle = interop.enter_stream(stream, views.data)
     return views, interop.view(weight.restored, "weight.restored", handle), handle
 
 

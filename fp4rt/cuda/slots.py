@@ -4,10 +4,10 @@ The counters are 0 when the module is loaded, and every launch leaves them at 0.
 other, so a stream keeps its slot. A launch that is captured into a graph gets a slot of its own for good: the graph may
 be replayed on any stream, at any time, but not beside itself.
 
-Two launches that run at once with one slot have wrong results, or wait for ever. So wait for a stream's work before
-destroying it, if a global scale or a large product was computed on it: streams are known by their handles, and the
-driver gives that of a destroyed stream to the next one, whatever is still queued (seen on an H200, 50 times of 50). And
-two executables of one captured graph, or two children that are, must not run at once.
+Two launches that run at once with one slot have wrong results, or wait for ever. Streams are known by their handles,
+and the driver gives that of a destroyed stream to the next one, whatever is still queued (seen on an H200, 50 times of
+50): ``interop.enter_stream`` has seen to that before a slot is asked for. Two executables of one captured graph, or two
+children that are, must not run at once.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fp4rt.device import CPU, Device
 from fp4rt.interop.arrays import ArrayView, dense_strides, same_device
 from fp4rt.interop.readers import is_array, lasting, library_name, note_written, unchanged, view, wants_gradient
 from fp4rt.interop.results import as_uint8, from_device, from_host
-from fp4rt.interop.streams import hold, hold_foreign, order, stream_handle
+from fp4rt.interop.streams import enter_stream, hold, hold_foreign, order, stream_handle
 
 __all__ = [
     "CPU",
@@ -20,6 +20,7 @@ __all__ = [
     "Device",
     "as_uint8",
     "dense_strides",
+    "enter_stream",
     "from_device",
     "from_host",
     "hold",

@@ -67,6 +67,17 @@ class Driver:
         self.call("cuPointerGetAttribute", ctypes.byref(index), POINTER_DEVICE_ORDINAL, ctypes.c_uint64(pointer))
         return index.value
 
+    def stream_number(self, stream: int) -> int:
+        """The number of a stream, which no other one of the process ever has; 0 where the driver does not tell it.
+
+        It does from 12.0 on, but not of a stream that is being captured: asking would end the capture.
+        """
+        if not hasattr(self.library, "cuStreamGetId") or self.capturing(stream):
+            return 0
+        number = ctypes.c_uint64()
+        self.call("cuStreamGetId", ctypes.c_void_p(stream), ctypes.byref(number))
+        return number.value
+
     def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
         """Queue a copy from device memory to device memory."""
         self.call(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fp4rt.device import Device
@@ -12,11 +14,22 @@ from fp4rt.errors import BackendUnavailable, DtypeError
 from fp4rt.interop import cuda_driver
 from fp4rt.interop.arrays import ArrayView
 
-__all__ = ["hold", "hold_foreign", "hold_until_idle", "let_go", "order", "stream_handle", "to_dlpack_stream"]
+__all__ = [
+    "enter_stream",
+    "hold",
+    "hold_foreign",
+    "hold_until_idle",
+    "let_go",
+    "order",
+    "stream_handle",
+    "to_dlpack_stream",
+]
 
 # Handles that the driver gives a meaning: 0 and 1 are both the legacy default stream, 2 is the per-thread one.
 LEGACY_DEFAULT = 0
 DLPACK_LEGACY_DEFAULT = 1
+PER_THREAD_DEFAULT = 2
+_CUPYS = ("cupy", "dlpack")  # libraries that work on CuPy's streams: results of "dlpack" are CuPy's
 
 
 def stream_handle(stream: Any, view: ArrayView) -> int:
@@ -51,20 +64,69 @@ def stream_handle(stream: Any, view: ArrayView) -> int:
     raise DtypeError(f"stream is a {type(stream).__name__}; wanted an integer handle or an object with __cuda_stream__")
 
 
+class _Known(NamedTuple):
+    """The stream that a call was last given by a handle."""
+
+    number: int  # the driver's
+    owner: Callable[[], Any]  # a weak reference to what destroys it
+
+
+_OWNERS = {("cupy.cuda.stream", "Stream"), ("torch.cuda.streams", "Stream")}  # no ExternalStream, which only borrows
+_known: dict[int, _Known] = {}
+
+
+def enter_stream(stream: Any, view: ArrayView) -> int:
+    """:func:`stream_handle` for a call that will put work on the stream.
+
+    What is kept for a stream, memory and counters, is kept by its handle, and the driver gives that of a destroyed
+    stream to the next one, though the first one's work may still be queued. So a stream that has the handle of another
+    one waits here, the first time, for all that its device holds. PyTorch destroys none of its own streams. To ask the
+    driver takes as long as a fifth of a call; an object that has the stream and is still there needs no question.
+    """
+    if stream is None and view.library in _CUPYS and view.device.kind == "cuda":
+        stream = _current_cupy_stream(view.device.index)
+        handle = LEGACY_DEFAULT if stream is None else int(stream.ptr)
+    else:
+        handle = stream_handle(stream, view)
+    if handle > PER_THREAD_DEFAULT and stream is not None:
+        known = _known.get(handle)
+        if known is None or known.owner() is not stream:
+            _wait_for_namesake(handle, stream, view.device)
+    return handle
+
+
+def _wait_for_namesake(handle: int, stream: Any, device: Device) -> None:
+    number, known = cuda_driver.load().stream_number(handle), _known.get(handle)
+    if number == 0:
+        return
+    if known is not None and known.number != number:
+        with cuda_driver.on_device(device.index) as driver:
+            _wait(handle, driver.record_all(device.index), driver)
+    owns = (type(stream).__module__, type(stream).__name__) in _OWNERS
+    _known[handle] = _Known(number, weakref.ref(stream) if owns else _nobody)
+
+
+def _nobody() -> None:
+    return None
+
+
 def _current_stream(library: str, index: int) -> int:
     if library == "torch":
         torch = sys.modules["torch"]
         raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # a tenth of the cost of the public object
         return int(raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream)
-    if library in ("cupy", "dlpack"):  # results of "dlpack" are CuPy's
-        cupy = sys.modules.get("cupy")
-        if cupy is None:
-            return LEGACY_DEFAULT
-        try:
-            return int(cupy.cuda.get_current_stream(index).ptr)
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise BackendUnavailable(f"cuda:{index} has no usable CUDA driver: {error}") from error
-    return LEGACY_DEFAULT
+    current = _current_cupy_stream(index) if library in _CUPYS else None
+    return LEGACY_DEFAULT if current is None else int(current.ptr)
+
+
+def _current_cupy_stream(index: int) -> Any:
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    try:
+        return cupy.cuda.get_current_stream(index)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise BackendUnavailable(f"cuda:{index} has no usable CUDA driver: {error}") from error
 
 
 def to_dlpack_stream(handle: int) -> int:
@@ -77,10 +139,13 @@ def order(before: int, after: int, device: Device) -> bool:
     if (before or DLPACK_LEGACY_DEFAULT) == (after or DLPACK_LEGACY_DEFAULT):
         return False
     with cuda_driver.on_device(device.index) as driver:
-        event = driver.record(before)
-        driver.call("cuStreamWaitEvent", ctypes.c_void_p(after), event, 0)
-        driver.call("cuEventDestroy_v2", event)  # the driver keeps it until the wait is over
+        _wait(after, driver.record(before), driver)
     return True
+
+
+def _wait(stream: int, event: ctypes.c_void_p, driver: cuda_driver.Driver) -> None:
+    driver.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, 0)
+    driver.call("cuEventDestroy_v2", event)  # the driver keeps it until the wait is over
 
 
 class _Held(NamedTuple):

@@ -59,7 +59,9 @@ def test_torch_s_current_stream_is_used(device):
         x.fill_(6)
         q = fp4rt.quantize(x, 1.0)
     assert not stream.query()
+    again = fp4rt.quantize(x, 1.0, stream=stream)
     stream.synchronize()
+    assert bool((again.data == 0x77).all())
     assert bool((q.data == 0x77).all())
     assert isinstance(q.data, torch.Tensor)
     assert q.scales.dtype == torch.uint8
@@ -80,6 +82,35 @@ def test_b16_a_stream_argument_waits_for_the_producer(device, spin):
         consumer.synchronize()
         assert bool((q.data == 0x77).all())
         assert int((q.scales == 0x38).sum()) == 1024 * 64
+
+
+def test_a_stream_with_a_destroyed_ones_handle_waits_for_what_that_one_left(device, spin):
+    """Its memory and counters are the other one's, by the handle."""
+    cupy = device.cupy
+    x, done, seen = cupy.ones((256, 1024), np.float16), cupy.zeros(1, np.int32), cupy.zeros(1, np.int32)
+    fp4rt.quantize(x, 1.0)
+    done[...] = seen
+    for _ in range(20):
+        done[...] = 0
+        first = cupy.cuda.Stream(non_blocking=True)
+        handle = first.ptr
+        cupy.cuda.Device().synchronize()
+        with first:
+            fp4rt.quantize(x, 1.0)
+            spin(20)
+            done[...] = 1
+        del first
+        streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(40)]
+        again = [stream for stream in streams if stream.ptr == handle]
+        if again:
+            break
+    else:
+        pytest.skip("the driver gave no handle again")
+    with again[0]:
+        fp4rt.quantize(x, 1.0)
+        seen[...] = done
+    again[0].synchronize()
+    assert int(seen[0]) == 1
 
 
 @pytest.mark.parametrize("automatic", [False, True])

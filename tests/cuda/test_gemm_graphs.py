@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 import fp4rt
+from fp4rt.cuda import kernel
+from fp4rt.cuda.gemm import passes
+from fp4rt.cuda.gemm.matmul import forget_plans
 from tests.cuda import gemm_cases as cases
 from tests.torch_graphs import captured
 
@@ -49,6 +52,29 @@ def test_a_cupy_graph_replays_on_new_contents(kind, form, m):
             eager = fp4rt.matmul(a.given, weight, out_dtype="float32")
             stream.synchronize()
             assert np.array_equal(cases.bits(out), cases.bits(eager)), f"replay {replay}"
+
+
+@pytest.mark.parametrize("m", [1, 512, 1024])
+def test_kernels_may_be_loaded_while_a_graph_is_captured(monkeypatch, m):
+    """The first product of a process, with NVFP4 activations, in the strictest mode."""
+    xp, rng = cases.cupy(), np.random.default_rng(m)
+    a, b = cases.quantized(rng, m, 512).given, cases.quantized(rng, 4096, 512).packed
+    stream = xp.cuda.Stream(non_blocking=True)
+    monkeypatch.setattr(kernel, "_kernels", {})
+    passes._prepared.cache_clear()
+    forget_plans()
+    out = xp.zeros((m, 4096), np.float16)
+    xp.cuda.Device().synchronize()
+    with stream:
+        stream.begin_capture(xp.cuda.runtime.streamCaptureModeGlobal)
+        fp4rt.matmul(a, b, out_dtype="float16", out=out)
+        graph = stream.end_capture()
+        assert kernel._kernels
+        graph.launch(stream)
+        stream.synchronize()
+        eager = fp4rt.matmul(a, b, out_dtype="float16")
+        stream.synchronize()
+    assert np.array_equal(cases.bits(out), cases.bits(eager))
 
 
 @each_size

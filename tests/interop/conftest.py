@@ -126,6 +126,7 @@ class RecordingDriver:
         self.finished: set[int] = set()
         self.capturing = False
         self.events = 0
+        self.stream_numbers: dict[int, int] = {}
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cu"):
@@ -138,6 +139,8 @@ class RecordingDriver:
             args[0]._obj.value = self.events
         if name == "cuStreamIsCapturing":
             args[1]._obj.value = int(self.capturing)
+        if name == "cuStreamGetId":
+            args[1]._obj.value = self.stream_numbers.get(args[0].value, args[0].value)
         plain = tuple(getattr(arg, "value", None) if isinstance(arg, ctypes.c_void_p) else arg for arg in args)
         self.calls.append((name, *plain))
         if name == "cuEventQuery" and plain[0] not in self.finished:
@@ -159,4 +162,5 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
     recording = RecordingDriver()
     monkeypatch.setattr(cuda_driver, "_driver", cuda_driver.Driver(recording))
     monkeypatch.setattr(streams, "_held", type(streams._held)())
+    monkeypatch.setattr(streams, "_known", {})
     return recording

@@ -97,6 +97,83 @@ def test_one_stream_needs_no_event(driver: Any, before: int, after: int) -> None
     assert driver.calls == []
 
 
+def test_a_stream_with_a_destroyed_ones_handle_waits_once_for_all_that_the_device_holds(driver: Any) -> None:
+    driver.stream_numbers = {16: 1, 32: 2}
+    for stream in (16, 32, 16):
+        assert interop.enter_stream(stream, device_view()) == stream
+    assert driver.named("cuCtxRecordEvent", "cuStreamWaitEvent") == []
+    driver.stream_numbers[16] = 3
+    for _ in range(2):
+        assert interop.enter_stream(16, device_view()) == 16
+    relevant = driver.named("cuCtxPushCurrent_v2", "cuCtxRecordEvent", "cuStreamWaitEvent", "cuEventDestroy_v2")
+    assert [call[0] for call in relevant] == [
+        "cuCtxPushCurrent_v2",
+        "cuCtxRecordEvent",
+        "cuStreamWaitEvent",
+        "cuEventDestroy_v2",
+    ]
+    assert relevant[2] == ("cuStreamWaitEvent", 16, 1, 0)
+
+
+def test_the_object_that_has_a_stream_is_asked_about_once_and_one_that_borrows_it_each_time(driver: Any) -> None:
+    kinds = {
+        name: type(name, (types.SimpleNamespace,), {"__module__": "cupy.cuda.stream"})
+        for name in ("Stream", "ExternalStream")
+    }
+    driver.stream_numbers = {16: 1, 32: 2}
+    stream, borrowed = kinds["Stream"](ptr=16), kinds["ExternalStream"](ptr=32)
+    for _ in range(3):
+        assert [interop.enter_stream(s, device_view()) for s in (stream, borrowed)] == [16, 32]
+    assert [call[1] for call in driver.named("cuStreamGetId")] == [16, 32, 32, 32]
+    assert driver.named("cuStreamWaitEvent") == []
+    driver.stream_numbers[16] = 3
+    del stream
+    interop.enter_stream(kinds["Stream"](ptr=16), device_view())
+    assert driver.named("cuStreamWaitEvent") == [("cuStreamWaitEvent", 16, 1, 0)]
+
+
+def test_cupys_current_stream_is_asked_about_like_one_that_is_given(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current = types.SimpleNamespace(ptr=16)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(get_current_stream=lambda index: current))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for number, waits in ((1, 0), (1, 0), (2, 1)):
+        driver.stream_numbers[16] = number
+        assert interop.enter_stream(None, device_view("cupy")) == 16
+        assert len(driver.named("cuStreamWaitEvent")) == waits
+    current.ptr = 0
+    assert interop.enter_stream(None, device_view("cupy")) == 0
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert interop.enter_stream(None, device_view("dlpack")) == 0
+
+
+def test_no_stream_is_asked_for_its_number_while_it_is_captured(driver: Any) -> None:
+    driver.stream_numbers, driver.capturing = {16: 1}, True
+    assert interop.enter_stream(16, device_view()) == 16
+    assert driver.named("cuStreamGetId") == []
+    driver.capturing = False
+    interop.enter_stream(16, device_view())
+    assert len(driver.named("cuStreamGetId")) == 1
+    assert driver.named("cuStreamWaitEvent") == []
+
+
+def test_nothing_is_asked_about_default_streams_torchs_own_and_the_host(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = types.SimpleNamespace(_C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 100 + index))
+    monkeypatch.setitem(sys.modules, "torch", raw)
+    assert [interop.enter_stream(stream, device_view()) for stream in (0, 1, 2)] == [0, 1, 2]
+    assert interop.enter_stream(None, device_view("torch")) == 100
+    assert interop.enter_stream(17, interop.view(np.zeros(3, np.float32))) == 0
+    assert driver.calls == []
+
+
+def test_drivers_before_12_have_no_numbers_of_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "_driver", cuda_driver.Driver(types.SimpleNamespace()))
+    assert interop.enter_stream(16, device_view()) == 16
+
+
 def test_a_driver_error_says_function_number_and_reason(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "cuStreamWaitEvent", lambda *args: 400, raising=False)
     with pytest.raises(BackendUnavailable, match="cuStreamWaitEvent failed with error 400"):
