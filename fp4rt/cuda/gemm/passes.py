@@ -21,6 +21,15 @@ with the same values as bf16, cuBLAS 28.3. With right bits, and not kept:
   from memory together, the pass stores half a us later, and its end is seen at 3.8 as before.
 - So, and the pass announces each group instead of its end: 29.8.
 - The pass asks for the first weights of the product, which so come out of L2: no change, for it takes as much longer.
+- One launch, whose consumers decode all activations among themselves before they multiply: 29.5. Their loads leave at
+  1.0, the last values are announced at 3.5 and seen at 4.1.
+
+In the product's loop a chunk takes 539 to 565 cycles, 512 of them the tensor cores' own; one card differs from the
+next, and with bf16 it is no other than behind the pass. No change: stores and loads with other cache policies, chunks
+side by side in memory, weights from memory straight to registers, activations for two blocks at once, a fifth stage.
+Slower: stages of four chunks (35 us: no room for the next), warpgroups that take strict turns (29.1), row blocks that
+begin at different column groups (29.5: blocks that read the same lines at the same time share them), activations for
+four blocks at once (48: such clusters do not all find room).
 
 Tried instead of the pass with 1024 tokens, too, with right bits:
 
