@@ -19,9 +19,9 @@ import numpy as np
 from fp4rt.cuda.arch import Target, choose_target
 from fp4rt.cuda.arguments import ArgumentStruct
 from fp4rt.cuda.cache import cached_compile
-from fp4rt.cuda.capture import relaxed_capture
 from fp4rt.cuda.compiler import Defines, nvrtc_version, supported_archs
 from fp4rt.errors import BackendUnavailable, CompileError
+from fp4rt.interop.cuda_driver import relaxed_capture
 
 __all__ = [
     "CurrentDevice",

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fp4rt.cuda.capture import relaxed_capture
 from fp4rt.device import Device
 from fp4rt.errors import BackendUnavailable
 from fp4rt.interop import cuda_driver
+from fp4rt.interop.cuda_driver import relaxed_capture
 from fp4rt.pool import Upstream, register_upstream
 from fp4rt.pool.arena import DEFAULT_STREAMS
 

@@ -6,14 +6,17 @@ No CUDA package in Python is needed for it, and the driver is only loaded when t
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fp4rt.errors import BackendUnavailable
 
-__all__ = ["Driver", "load", "on_device"]
+__all__ = ["Driver", "load", "on_device", "relaxed_capture"]
 
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 EVENT_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING: such events never block and cost least
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 POINTER_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
@@ -46,19 +49,26 @@ class Driver:
 
     def record(self, stream: int) -> ctypes.c_void_p:
         """A new event behind all that the stream holds."""
-        event = ctypes.c_void_p()
-        self.call("cuEventCreate", ctypes.byref(event), EVENT_DISABLE_TIMING)
-        self.call("cuEventRecord", event, ctypes.c_void_p(stream))
-        return event
+        return self._recorded(lambda event: self.call("cuEventRecord", event, ctypes.c_void_p(stream)))
 
     def record_all(self, index: int) -> ctypes.c_void_p:
-        """A new event behind all that every stream of the device's context holds."""
+        """A new event behind all that every stream of the device's context holds.
+
+        Fails while any of them is being captured, and ends that capture.
+        """
+        if hasattr(self.library, "cuCtxRecordEvent"):
+            return self._recorded(lambda event: self.call("cuCtxRecordEvent", self.context(index), event))
+        # before driver 12.5 there is only this; the event itself then counts as reached
+        return self._recorded(lambda event: self.call("cuCtxSynchronize"))
+
+    def _recorded(self, record: Callable[[ctypes.c_void_p], object]) -> ctypes.c_void_p:
         event = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(event), EVENT_DISABLE_TIMING)
-        if hasattr(self.library, "cuCtxRecordEvent"):
-            self.call("cuCtxRecordEvent", self.context(index), event)
-        else:  # before driver 12.5 there is only this; the event itself then counts as reached
-            self.call("cuCtxSynchronize")
+        try:
+            record(event)
+        except BaseException:
+            self.call("cuEventDestroy_v2", event)
+            raise
         return event
 
     def device_of(self, pointer: int) -> int:
@@ -130,3 +140,18 @@ class on_device:
 
     def __exit__(self, *exc: object) -> None:
         self.driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Allows this thread what a capture, of whichever thread, forbids: to allocate, to load kernels, to query events.
+
+    The capture does not record it.
+    """
+    mode = ctypes.c_int(RELAXED)
+    driver = load()
+    driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))

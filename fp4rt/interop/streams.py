@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -68,10 +68,9 @@ class _Known(NamedTuple):
     """The stream that a call was last given by a handle."""
 
     number: int  # the driver's
-    owner: Callable[[], Any]  # a weak reference to what destroys it
+    owner: Callable[[], Any]  # what destroys it, weakly referenced; None where that is not known
 
 
-_OWNERS = {("cupy.cuda.stream", "Stream"), ("torch.cuda.streams", "Stream")}  # no ExternalStream, which only borrows
 _known: dict[int, _Known] = {}
 
 
@@ -80,34 +79,64 @@ def enter_stream(stream: Any, view: ArrayView) -> int:
 
     What is kept for a stream, memory and counters, is kept by its handle, and the driver gives that of a destroyed
     stream to the next one, though the first one's work may still be queued. So a stream that has the handle of another
-    one waits here, the first time, for all that its device holds. PyTorch destroys none of its own streams. To ask the
-    driver takes as long as a fifth of a call; an object that has the stream and is still there needs no question.
+    one waits here, the first time, for all that its device holds. To ask the driver takes as long as a fifth of a call;
+    where the stream's owner is the one of the last time, it needs no question.
+
+    Raises:
+        DtypeError: not a stream. BackendUnavailable: what a destroyed stream left cannot be waited for.
     """
     if stream is None and view.library in _CUPYS and view.device.kind == "cuda":
         stream = _current_cupy_stream(view.device.index)
         handle = LEGACY_DEFAULT if stream is None else int(stream.ptr)
     else:
         handle = stream_handle(stream, view)
-    if handle > PER_THREAD_DEFAULT and stream is not None:
+    if handle > PER_THREAD_DEFAULT:
+        owner = _TORCH if stream is None else _owner(stream)
         known = _known.get(handle)
-        if known is None or known.owner() is not stream:
-            _wait_for_namesake(handle, stream, view.device)
+        if known is None or owner is None or known.owner() is not owner:
+            _wait_for_namesake(handle, owner, view.device)
     return handle
 
 
-def _wait_for_namesake(handle: int, stream: Any, device: Device) -> None:
-    number, known = cuda_driver.load().stream_number(handle), _known.get(handle)
-    if number == 0:
-        return
-    if known is not None and known.number != number:
-        with cuda_driver.on_device(device.index) as driver:
-            _wait(handle, driver.record_all(device.index), driver)
-    owns = (type(stream).__module__, type(stream).__name__) in _OWNERS
-    _known[handle] = _Known(number, weakref.ref(stream) if owns else _nobody)
+class _Torch:
+    """PyTorch, which makes its streams once and destroys none of them."""
+
+
+_TORCH = _Torch()
+
+
+def _owner(stream: Any) -> Any:
+    """What destroys the stream: the object itself, or None where that may only borrow it."""
+    kind = type(stream)
+    if kind.__name__ == "Stream":
+        if kind.__module__ == "cupy.cuda.stream" and getattr(stream, "_foreign_stream_ref", None) is None:
+            return stream
+        if kind.__module__ == "torch.cuda.streams":
+            return _TORCH
+    return None
 
 
 def _nobody() -> None:
     return None
+
+
+def _wait_for_namesake(handle: int, owner: Any, device: Device) -> None:
+    number, known = cuda_driver.load().stream_number(handle), _known.get(handle)
+    if number == 0:
+        return
+    if known is not None and known.number == number:
+        if owner is None:
+            return
+    elif known is not None:
+        try:
+            with cuda_driver.on_device(device.index) as driver:
+                _wait(handle, driver.record_all(device.index), driver)
+        except BackendUnavailable as error:
+            raise BackendUnavailable(
+                f"stream {handle:#x} has the handle of a destroyed one, and what that one left cannot be waited for "
+                f"({error}); while a stream of the device is captured, make no new ones"
+            ) from error
+    _known[handle] = _Known(number, _nobody if owner is None else weakref.ref(owner))
 
 
 def _current_stream(library: str, index: int) -> int:
@@ -150,11 +179,11 @@ def _wait(stream: int, event: ctypes.c_void_p, driver: cuda_driver.Driver) -> No
 
 class _Held(NamedTuple):
     owner: Any
-    device_index: int
     event: ctypes.c_void_p | None  # None: still to be recorded, behind all that the device holds
 
 
-_held: deque[_Held] = deque()  # a deque's ends are atomic: no lock, which a destructor could not take anyway
+# By device index, oldest first. A deque's ends are atomic: no lock, which a destructor could not take anyway.
+_held: defaultdict[int, deque[_Held]] = defaultdict(deque)
 
 
 def hold(owner: Any, stream: int, device: Device) -> None:
@@ -167,7 +196,7 @@ def hold(owner: Any, stream: int, device: Device) -> None:
     with cuda_driver.on_device(device.index) as driver:
         if driver.capturing(stream):
             return
-        _held.append(_Held(owner, device.index, driver.record(stream)))
+        _held[device.index].append(_Held(owner, driver.record(stream)))
     let_go()
 
 
@@ -192,19 +221,33 @@ def hold_until_idle(owner: Any, device: Device) -> None:
     For our memory coming back from a library that reads it on streams of its own (JAX). Only notes it down: this is
     called from destructors, on any thread, where the driver may not be called.
     """
-    _held.append(_Held(owner, device.index, None))
+    _held[device.index].append(_Held(owner, None))
 
 
 def let_go() -> None:
     """Drop what is held and done, oldest first; never waits (a driver older than 12.5 has to, for JAX's memory)."""
-    while True:
-        try:
-            owner, index, event = _held.popleft()
-        except IndexError:
-            return
-        with cuda_driver.on_device(index) as driver:
+    for index in list(_held):
+        while _held[index]:
+            if not _let_go_of_one(index, _held[index]):
+                break
+
+
+def _let_go_of_one(index: int, held: deque[_Held]) -> bool:
+    """Whether the oldest one was done; it stays where that cannot be told, as while a graph is captured."""
+    try:
+        owner, event = held.popleft()
+    except IndexError:  # another thread was faster
+        return False
+    done = False
+    try:
+        with cuda_driver.relaxed_capture(), cuda_driver.on_device(index) as driver:
             event = event or driver.record_all(index)
-            if not driver.done(event):
-                _held.appendleft(_Held(owner, index, event))
-                return
-            driver.call("cuEventDestroy_v2", event)
+            done = driver.done(event)
+            if done:
+                driver.call("cuEventDestroy_v2", event)
+    except BackendUnavailable:
+        pass
+    finally:
+        if not done:
+            held.appendleft(_Held(owner, event))
+    return done

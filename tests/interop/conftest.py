@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -161,6 +162,6 @@ def producer() -> type[Producer]:
 def driver(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
     recording = RecordingDriver()
     monkeypatch.setattr(cuda_driver, "_driver", cuda_driver.Driver(recording))
-    monkeypatch.setattr(streams, "_held", type(streams._held)())
+    monkeypatch.setattr(streams, "_held", defaultdict(deque))
     monkeypatch.setattr(streams, "_known", {})
     return recording

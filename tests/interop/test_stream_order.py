@@ -26,6 +26,10 @@ class Owner:
     pass
 
 
+def held_owners() -> list[Any]:
+    return [entry.owner for held in streams._held.values() for entry in held]
+
+
 class WithProtocol:
     def __cuda_stream__(self) -> tuple[int, int]:
         return (0, 11)
@@ -132,6 +136,49 @@ def test_the_object_that_has_a_stream_is_asked_about_once_and_one_that_borrows_i
     assert driver.named("cuStreamWaitEvent") == [("cuStreamWaitEvent", 16, 1, 0)]
 
 
+def test_pytorchs_streams_are_asked_about_once_though_each_look_makes_a_new_object(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them can have the handle of a destroyed stream of CuPy's: PyTorch makes them late, all together."""
+    cupy_stream = type("Stream", (types.SimpleNamespace,), {"__module__": "cupy.cuda.stream"})
+    torch_stream = type("Stream", (types.SimpleNamespace,), {"__module__": "torch.cuda.streams"})
+    raw = types.SimpleNamespace(_C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 16))
+    monkeypatch.setitem(sys.modules, "torch", raw)
+    driver.stream_numbers = {16: 1}
+    interop.enter_stream(cupy_stream(ptr=16), device_view())
+    driver.stream_numbers[16] = 2
+    for _ in range(3):
+        assert interop.enter_stream(None, device_view("torch")) == 16
+        assert interop.enter_stream(torch_stream(cuda_stream=16), device_view("torch")) == 16
+    assert len(driver.named("cuStreamGetId")) == 2
+    assert driver.named("cuStreamWaitEvent") == [("cuStreamWaitEvent", 16, 1, 0)]
+
+
+def test_a_cupy_stream_that_only_borrows_is_asked_about_each_time(driver: Any) -> None:
+    cupy = pytest.importorskip("cupy")
+    borrowed = cupy.cuda.Stream.from_external(WithProtocol())
+    driver.stream_numbers = {11: 1}
+    interop.enter_stream(borrowed, device_view("cupy"))
+    driver.stream_numbers[11] = 2
+    interop.enter_stream(borrowed, device_view("cupy"))
+    assert len(driver.named("cuStreamWaitEvent")) == 1
+
+
+def test_where_a_destroyed_stream_cannot_be_waited_for_the_call_says_why_and_the_next_one_tries_again(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver.stream_numbers = {16: 1}
+    interop.enter_stream(16, device_view())
+    driver.stream_numbers[16] = 2
+    with monkeypatch.context() as context:
+        context.setattr(driver, "cuCtxRecordEvent", lambda *args: 900, raising=False)
+        with pytest.raises(BackendUnavailable, match="handle of a destroyed one.*error 900.*make no new ones"):
+            interop.enter_stream(16, device_view())
+    assert driver.named("cuEventDestroy_v2") == [("cuEventDestroy_v2", 1)]
+    interop.enter_stream(16, device_view())
+    assert driver.named("cuStreamWaitEvent") == [("cuStreamWaitEvent", 16, 2, 0)]
+
+
 def test_cupys_current_stream_is_asked_about_like_one_that_is_given(
     driver: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,13 +205,8 @@ def test_no_stream_is_asked_for_its_number_while_it_is_captured(driver: Any) -> 
     assert driver.named("cuStreamWaitEvent") == []
 
 
-def test_nothing_is_asked_about_default_streams_torchs_own_and_the_host(
-    driver: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    raw = types.SimpleNamespace(_C=types.SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 100 + index))
-    monkeypatch.setitem(sys.modules, "torch", raw)
+def test_nothing_is_asked_about_default_streams_and_the_host(driver: Any) -> None:
     assert [interop.enter_stream(stream, device_view()) for stream in (0, 1, 2)] == [0, 1, 2]
-    assert interop.enter_stream(None, device_view("torch")) == 100
     assert interop.enter_stream(17, interop.view(np.zeros(3, np.float32))) == 0
     assert driver.calls == []
 
@@ -202,7 +244,55 @@ def test_held_memory_lives_until_its_stream_is_done(driver: Any) -> None:
     hold(second, 5, CUDA0)
     gc.collect()
     assert alive() is None
-    assert [entry.owner for entry in streams._held] == [second]
+    assert held_owners() == [second]
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_what_cannot_be_asked_about_stays_held(driver: Any, monkeypatch: pytest.MonkeyPatch, idle: bool) -> None:
+    """The driver refuses while a graph is captured elsewhere; it is asked as far as that is allowed."""
+    owner = Owner()
+    if idle:
+        streams.hold_until_idle(owner, CUDA0)
+    else:
+        hold(owner, 5, CUDA0)
+    with monkeypatch.context() as context:
+        context.setattr(driver, "cuCtxRecordEvent" if idle else "cuEventQuery", lambda *args: 900, raising=False)
+        for _ in range(2):
+            streams.let_go()
+            assert held_owners() == [owner]
+    driver.calls.clear()
+    streams.let_go()
+    assert [call[0] for call in driver.calls] == [
+        "cuThreadExchangeStreamCaptureMode",
+        "cuCtxPushCurrent_v2",
+        *(["cuEventCreate", "cuCtxRecordEvent"] if idle else []),
+        "cuEventQuery",
+        "cuCtxPopCurrent_v2",
+        "cuThreadExchangeStreamCaptureMode",
+    ]
+
+
+def test_an_interrupt_while_held_memory_is_looked_through_loses_none(
+    driver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any) -> int:
+        raise KeyboardInterrupt
+
+    owner = Owner()
+    hold(owner, 5, CUDA0)
+    monkeypatch.setattr(driver, "cuEventQuery", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        streams.let_go()
+    assert held_owners() == [owner]
+
+
+def test_one_device_that_is_busy_keeps_nothing_of_another(driver: Any) -> None:
+    busy, idle = Owner(), Owner()
+    hold(busy, 5, CUDA0)
+    driver.finished.add(2)
+    hold(idle, 6, Device("cuda", 1))
+    streams.let_go()
+    assert held_owners() == [busy]
 
 
 def test_only_foreign_operands_are_held_and_with_one_event(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +302,14 @@ def test_only_foreign_operands_are_held_and_with_one_event(driver: Any, monkeypa
     assert driver.calls == []
     foreign = [ArrayView(o, "jax", CUDA0, "uint8", (4,), (1,), 0x2000, foreign=True) for o in owners]
     interop.hold_foreign(5, native, foreign[0], (native, foreign[1], 7))
-    assert [entry.owner for entry in streams._held] == [owners]
+    assert held_owners() == [owners]
     assert driver.named("cuEventRecord") == [("cuEventRecord", 1, 5)]
 
 
 def test_nothing_is_held_for_a_stream_under_capture(driver: Any) -> None:
     driver.capturing = True
     hold(Owner(), 5, CUDA0)
-    assert not streams._held
+    assert held_owners() == []
     assert driver.named("cuEventRecord", "cuEventQuery") == []
 
 
@@ -232,10 +322,10 @@ def test_memory_back_from_jax_is_held_behind_all_streams(driver: Any) -> None:
         "cuCtxRecordEvent",
         "cuEventQuery",
     ]
-    assert len(streams._held) == 1
+    assert held_owners() == [owner]
     driver.finished.add(1)
     streams.let_go()
-    assert not streams._held
+    assert held_owners() == []
     assert len(driver.named("cuCtxRecordEvent")) == 1
 
 
