@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from fp4rt.device import Device
-from fp4rt.errors import OutOfMemoryError, counted
+from fp4rt.errors import BackendUnavailable, OutOfMemoryError, counted
 from fp4rt.pool.arena import Arena
 from fp4rt.pool.buffer import Block
 from fp4rt.pool.stats import readable_bytes
@@ -47,7 +47,7 @@ class BlockStore:
         Raises:
             OutOfMemoryError: none of these helps.
         """
-        cause: MemoryError | None = None
+        cause: Exception | None = None
         try:
             if self.limit is None or self.held + size <= self.limit:
                 try:
@@ -55,14 +55,14 @@ class BlockStore:
                 except MemoryError as error:
                     cause = error
             if not capture:
-                moved = self._move_from_other_stream(size, arena)
-                if moved is not None:
-                    return moved
-                if self._make_room(size, arena):
-                    try:
+                try:
+                    moved = self._move_from_other_stream(size, arena)
+                    if moved is not None:
+                        return moved
+                    if self._make_room(size, arena):
                         return self._new_block(size, arena)
-                    except MemoryError as error:
-                        cause = error
+                except (MemoryError, BackendUnavailable) as error:  # no event while others capture what was not seen
+                    cause = error
             raise OutOfMemoryError(self._no_memory_text(nbytes, size, arena, capture)) from cause
         finally:
             del cause  # it holds this frame, and through it the new buffer: a circle that only a collection would end
@@ -76,8 +76,13 @@ class BlockStore:
         if not blocks:
             return
         upstream, device = blocks[0].arena.upstream, blocks[0].arena.device
-        if any(self._must_wait(block) for block in blocks):
-            upstream.synchronize_event(upstream.record_all(device))
+        try:
+            if any(self._must_wait(block) for block in blocks):
+                upstream.synchronize_event(upstream.record_all(device))
+        except BaseException:
+            for block in blocks:
+                block.arena.put(block)
+            raise
         for block in blocks:
             self.held -= block.size
             upstream.free(block.handle)
@@ -132,9 +137,11 @@ class BlockStore:
         for other in self.arenas.values():
             free = other.free.get(size)
             if free and other.device == arena.device:
-                block = free.pop(0)  # the one freed longest ago
                 event = arena.upstream.record_all(arena.device)  # other's own stream may be gone
                 arena.upstream.wait_event(event, arena.device, arena.stream)
+                if not free:  # a finalizer has allocated since
+                    continue
+                block = free.pop(0)  # the one freed longest ago
                 block.arena, block.events = arena, None
                 self.moves += 1
                 return block

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp4rt.errors import OutOfMemoryError
+from fp4rt.errors import BackendUnavailable, OutOfMemoryError
 from fp4rt.pool import PaddedPool, scale_tag
 
 TAG = scale_tag("128x4", 3, 48, 48)
@@ -172,3 +172,31 @@ def test_a_pool_that_is_full_of_blocks_of_graphs_says_so(fake, gpu):
     fake.captures.clear()
     with pytest.raises(OutOfMemoryError, match=r"in use 0 B, held 1 KiB, kept for graphs 1 KiB, limit 1 KiB\. Drop"):
         pool.allocate(512, gpu, 12)
+
+
+def refused(*args):
+    raise BackendUnavailable("cuCtxRecordEvent failed with error 900")
+
+
+@pytest.mark.parametrize("used_on", [None, 9])
+@pytest.mark.parametrize("wanted", [512, 2048])
+def test_where_nothing_can_be_waited_for_no_block_is_lost(fake, gpu, monkeypatch, wanted, used_on):
+    """So it is while somebody captures on a stream that the pool has not seen: there the driver records no event."""
+    pool = PaddedPool(upstream=fake, limit=2048)
+    blocks = [pool.allocate(512, gpu, 5) for _ in range(4)]
+    for block in blocks:
+        if used_on:
+            block.used_on(used_on)
+        else:
+            fake.idle_before_free = True
+    del block, blocks
+    with monkeypatch.context() as context:
+        context.setattr(fake, "record_all", refused)
+        with pytest.raises(OutOfMemoryError) as caught:
+            pool.allocate(wanted, gpu, 6)
+        assert isinstance(caught.value.__cause__, BackendUnavailable)
+        with pytest.raises(BackendUnavailable):
+            pool.trim()
+    assert pool.allocate(wanted, gpu, 6).nbytes == wanted
+    pool.trim()
+    assert (pool.stats().bytes_held, fake.held) == (0, 0)
