@@ -10,7 +10,8 @@ import numpy as np
 
 from fp4rt import interop
 from fp4rt.device import Device
-from fp4rt.interop import ArrayView, cuda_driver
+from fp4rt.errors import BackendUnavailable, OutOfMemoryError
+from fp4rt.interop import ArrayView, cuda_driver, streams
 from fp4rt.interop.arrays import dense_strides
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.pool import Buffer, PaddingTag, current_pool
@@ -30,8 +31,24 @@ __all__ = [
 def new_memory(
     shape: tuple[int, ...], dtype: str, device: Device, stream: int, tag: PaddingTag | None = None
 ) -> Buffer:
-    """Memory for a dense array, to be used in the order of ``stream``; not initialized."""
-    return current_pool().allocate(math.prod(shape) * itemsize(dtype), device, stream, tag)
+    """Memory for a dense array, to be used in the order of ``stream``; not initialized.
+
+    Where the pool has none, what JAX has given back is waited for first.
+    """
+    nbytes = math.prod(shape) * itemsize(dtype)
+    try:
+        return current_pool().allocate(nbytes, device, stream, tag)
+    except OutOfMemoryError:
+        if not _may_wait(stream) or not streams.let_go(wait=True):
+            raise
+        return current_pool().allocate(nbytes, device, stream, tag)
+
+
+def _may_wait(stream: int) -> bool:
+    try:
+        return not cuda_driver.load().capturing(stream)
+    except BackendUnavailable:  # the default stream while another one is captured
+        return False
 
 
 def memory_view(buffer: Buffer, shape: tuple[int, ...], dtype: str, library: str, name: str) -> ArrayView:

@@ -224,15 +224,23 @@ def hold_until_idle(owner: Any, device: Device) -> None:
     _held[device.index].append(_Held(owner, None))
 
 
-def let_go() -> None:
-    """Drop what is held and done, oldest first; never waits (a driver older than 12.5 has to, for JAX's memory)."""
+def let_go(wait: bool = False) -> bool:
+    """Drop what is held and done, oldest first.
+
+    Args:
+        wait: for all of it. Otherwise this never waits (a driver older than 12.5 has to, for JAX's memory).
+
+    Returns:
+        Whether anything was dropped.
+    """
+    dropped = False
     for index in list(_held):
-        while _held[index]:
-            if not _let_go_of_one(index, _held[index]):
-                break
+        while _held[index] and _let_go_of_one(index, _held[index], wait):
+            dropped = True
+    return dropped
 
 
-def _let_go_of_one(index: int, held: deque[_Held]) -> bool:
+def _let_go_of_one(index: int, held: deque[_Held], wait: bool) -> bool:
     """Whether the oldest one was done; it stays where that cannot be told, as while a graph is captured."""
     try:
         owner, event = held.popleft()
@@ -242,6 +250,8 @@ def _let_go_of_one(index: int, held: deque[_Held]) -> bool:
     try:
         with cuda_driver.relaxed_capture(), cuda_driver.on_device(index) as driver:
             event = event or driver.record_all(index)
+            if wait:
+                driver.call("cuEventSynchronize", event)
             done = driver.done(event)
             if done:
                 driver.call("cuEventDestroy_v2", event)

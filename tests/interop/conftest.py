@@ -144,6 +144,8 @@ class RecordingDriver:
             args[1]._obj.value = self.stream_numbers.get(args[0].value, args[0].value)
         plain = tuple(getattr(arg, "value", None) if isinstance(arg, ctypes.c_void_p) else arg for arg in args)
         self.calls.append((name, *plain))
+        if name == "cuEventSynchronize":
+            self.finished.add(args[0].value)
         if name == "cuEventQuery" and plain[0] not in self.finished:
             return 600
         return 0

@@ -17,7 +17,7 @@ from fp4rt.cuda.strides import check_address, distances
 from fp4rt.format import BLOCK, INPUT_DTYPES
 from fp4rt.interop.dtypes import itemsize
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns, ceil_div, round_up
-from fp4rt.pool import PaddingTag, current_pool, data_tag, scale_tag
+from fp4rt.pool import PaddingTag, data_tag, scale_tag
 from fp4rt.tensor import QuantizedTensor
 
 if TYPE_CHECKING:
@@ -187,5 +187,5 @@ def quantize(
 
 
 def _fresh(tag: PaddingTag, device: Device, library: str, stream: int, name: str) -> ArrayView:
-    buffer = current_pool().allocate(tag.nbytes, device, stream, tag)
+    buffer = new_memory(tag.physical, "uint8", device, stream, tag)
     return memory_view(buffer, tag.physical, "uint8", library, name)
