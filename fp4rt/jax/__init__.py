@@ -246,7 +246,7 @@ def _run_values(call: ffi.Call) -> None:
 
 
 def _run_global_scale(call: ffi.Call) -> None:
-    scale = view(api.global_scale(call.arguments[0], stream=call.stream), "global_scale", call.stream)
+    scale = view(api.global_scale(call.arguments[0], stream=call.stream), "global_scale")  # made on that stream
     out = call.results[0]
     if call.stream is None:
         out.bits()[...] = scale.bits()

@@ -252,7 +252,7 @@ def _make_handler(function: Callable[[Call], None], on_gpu: bool) -> Callable[[A
         try:
             with _running.one_more("gpu" if on_gpu else "cpu"):
                 function(_read_call(frame, on_gpu))
-        except Exception as error:
+        except BaseException as error:  # an interrupt too: XLA has no way to take an exception
             return _make_error(frame, f"{type(error).__name__}: {error}")
         return None
 

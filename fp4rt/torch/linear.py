@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ MODES = ("w4a16", "w4a4")
 STORED_LAYOUT = "linear"  # of the scales in the state dict, as compressed-tensors has them
 HALVES = (torch.float16, torch.bfloat16)
 _TILES = ("prepacked_data", "prepacked_restored")
+_prepacking = threading.Lock()  # of any layer: rare, and a layer is copied and pickled without one
 
 
 class NVFP4Linear(torch.nn.Module):
@@ -43,7 +45,8 @@ class NVFP4Linear(torch.nn.Module):
     ``.to()`` moves them; a dtype there changes the bias alone. A float8 ``weight_scale`` is loaded by its bytes. On a
     CUDA device the weight is repacked at the first call, or by :meth:`prepack`, and then held in that form only; the
     state dict is made from it, byte for byte. A first call that is being compiled, or captured in a graph, takes the
-    weight as it is.
+    weight as it is, and then it stays so until :meth:`prepack`. That, :meth:`unpack`, :meth:`set_weight`, and loading a
+    state into a repacked layer give the weight other memory: capture graphs anew after them.
 
     A layer that was not made by :meth:`from_linear` has a weight of zeros until one is loaded or set.
 
@@ -66,6 +69,7 @@ class NVFP4Linear(torch.nn.Module):
     prepacked_data: torch.Tensor | None
     prepacked_restored: torch.Tensor | None
     _kept: PrepackedWeight | None = None  # what _tiles() gave last
+    _in_graph = False  # whether a graph reads the weight as it is
 
     def __init__(
         self,
@@ -174,6 +178,7 @@ class NVFP4Linear(torch.nn.Module):
         device = self.weight_global_scale.device
         self.weight_packed, self.weight_scale, self.weight_global_scale = (_own(part, device) for part in parts)
         self.prepacked_data = self.prepacked_restored = self._kept = None
+        self._in_graph = False
 
     @property
     def prepacked(self) -> bool:
@@ -191,12 +196,16 @@ class NVFP4Linear(torch.nn.Module):
 
     def prepack(self) -> NVFP4Linear:
         """Repack the weight for speed and hold it in that form only. Call it before ``torch.compile`` or a capture."""
-        if not self.prepacked:
-            with torch.inference_mode(False):  # a first call there must not keep later ones from being trained through
+        # A first call in inference mode must not keep later ones from being trained through.
+        with _prepacking, torch.inference_mode(False):
+            if not self.prepacked:
                 tiles = api.prepack(self.weight())
-                self.prepacked_data, self.prepacked_restored = tiles.data, tiles.restored
+                # In the order in which forward, on another thread, may see them.
+                self.prepacked_restored = tiles.restored
+                self.prepacked_data = tiles.data
                 self.weight_packed = self.weight_packed.new_empty(0)
                 self.weight_scale = self.weight_scale.new_empty(0)
+                self._in_graph = False
         return self
 
     def unpack(self) -> NVFP4Linear:
@@ -243,8 +252,12 @@ class NVFP4Linear(torch.nn.Module):
             self._check_autocast(x)
         rows = x if flat else x.reshape(-1, self.in_features)
         buffers = self._buffers  # ``self.name`` costs more than the product's checks
-        if buffers["prepacked_data"] is None and x.is_cuda and not _recording():
-            self.prepack()
+        plain, plain_scale = buffers["weight_packed"], buffers["weight_scale"]  # there as long as nothing is prepacked
+        if buffers["prepacked_data"] is None and x.is_cuda and not torch.compiler.is_compiling():
+            if torch.cuda.is_current_stream_capturing():
+                self._in_graph = True
+            elif not self._in_graph:
+                self.prepack()
         bias = self.bias
         if buffers["prepacked_data"] is not None:
             if not torch.compiler.is_compiling():
@@ -264,8 +277,8 @@ class NVFP4Linear(torch.nn.Module):
         else:
             y = ops.linear(
                 rows,
-                buffers["weight_packed"],
-                buffers["weight_scale"],
+                plain,
+                plain_scale,
                 buffers["weight_global_scale"],
                 STORED_LAYOUT,
                 bias,
@@ -296,7 +309,7 @@ class NVFP4Linear(torch.nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> NVFP4Linear:
         """Move the buffers; fp32 scales keep their dtype: ``.half()`` is for activations."""
-        self._kept = None  # it would hold the memory that the buffers leave
+        self._kept, self._in_graph = None, False  # it would hold the memory that the buffers leave
         scales = {name: getattr(self, name) for name in ("weight_global_scale", "input_global_scale")}
         super()._apply(fn, recurse)
         for name, before in scales.items():
@@ -305,7 +318,7 @@ class NVFP4Linear(torch.nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_in_graph")}
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -343,8 +356,3 @@ def _own(part: Any, device: torch.device) -> torch.Tensor:
     if isinstance(part, np.ndarray):
         return torch.tensor(part, device=to)
     return torch.from_dlpack(part).to(to, copy=True)
-
-
-def _recording() -> bool:
-    """Whether the work of this moment is being compiled, or captured in a graph: no time for repacking."""
-    return torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing()

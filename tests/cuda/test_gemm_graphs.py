@@ -105,3 +105,20 @@ def test_a_torch_graph_replays_on_new_contents(kind, form, m):
         out.fill_(float("nan"))
         graph.replay()
         assert torch.equal(out, fp4rt.matmul(a, weight)), f"seed {seed}"
+
+
+def test_what_the_graph_of_a_layers_first_call_reads_stays_until_the_layer_is_repacked():
+    torch = pytest.importorskip("torch")
+    from fp4rt.torch import NVFP4Linear
+
+    layer = NVFP4Linear.from_linear(torch.nn.Linear(K, N, device="cuda", dtype=torch.bfloat16))
+    x, graph = torch.randn(16, K, device="cuda", dtype=torch.bfloat16), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        y = layer(x)
+    eager = layer(x)
+    assert not layer.prepacked
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, eager)
+    assert layer.prepack().prepacked

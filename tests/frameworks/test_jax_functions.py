@@ -274,15 +274,18 @@ def test_a_global_scale_known_while_tracing_must_be_finite_and_positive(scale: A
             function(jnp.ones((3, 64)), scale if function is fj.quantize else None)
 
 
-def test_an_error_inside_the_program_reaches_the_caller() -> None:
+@pytest.mark.parametrize("kind", [ShapeError, KeyboardInterrupt])
+def test_an_error_inside_the_program_reaches_the_caller(kind: type[BaseException]) -> None:
+    """An interrupt too, as an error of the program: without one XLA would take what is not written for its result."""
     from fp4rt.jax import ffi
 
     def fail(call: Any) -> None:
-        raise ShapeError("no such luck")
+        raise kind("no such luck")
 
-    ffi.register("test_failure", fail)
-    with pytest.raises(Exception, match="ShapeError: no such luck"):
-        ffi.call("test_failure", jax.ShapeDtypeStruct((1,), jnp.float32), jnp.ones(3)).block_until_ready()
+    target = f"test_failure_{kind.__name__}"
+    ffi.register(target, fail)
+    with pytest.raises(Exception, match=f"{kind.__name__}: no such luck"):
+        ffi.call(target, jax.ShapeDtypeStruct((1,), jnp.float32), jnp.ones(3)).block_until_ready()
 
 
 def test_what_is_no_operand_is_refused_while_tracing(place: Any) -> None:

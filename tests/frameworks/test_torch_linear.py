@@ -7,6 +7,9 @@ import gc
 import io
 import pickle
 import re
+import sys
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -526,3 +529,50 @@ def test_a_checkpoint_goes_into_a_model_as_the_readme_says(tmp_path: Path, monke
         for layer in (each[0], each[2][0]):
             layer.bias.data = layer.bias.data.bfloat16()
     torch.testing.assert_close(model(x), wanted(x), rtol=0, atol=0)
+
+
+def at_once(work: Any, threads: int = 4) -> list[BaseException]:
+    """What went wrong where threads all did the work together."""
+    gate, wrong = threading.Barrier(threads), []
+
+    def run() -> None:
+        gate.wait()
+        try:
+            work()
+        except Exception as error:
+            wrong.append(error)
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return wrong
+
+
+def test_threads_that_call_and_repack_a_new_layer_at_once_see_a_whole_weight(device: str) -> None:
+    state = NVFP4Linear.from_linear(linear(32, 16)).state_dict()
+    x, interval, wrong = batch(1, 32, device=device), sys.getswitchinterval(), []
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(200):
+            layer = NVFP4Linear(32, 16, device=device, dtype=torch.float16)
+            layer.load_state_dict(state)
+            wrong += at_once(lambda layer=layer: (layer(x), layer.prepack()(x)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []
+
+
+def test_a_layer_is_repacked_once_however_many_threads_ask_for_it(device: str, monkeypatch: Any) -> None:
+    calls, prepack = [], fp4rt.api.prepack
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        time.sleep(0.05)
+        return prepack(*args, **kwargs)
+
+    monkeypatch.setattr(fp4rt.api, "prepack", slow)
+    layer = NVFP4Linear.from_linear(linear(32, 16, device))
+    assert at_once(layer.prepack) == []
+    assert len(calls) == 1

@@ -73,6 +73,7 @@ def prepack(b: QuantizedViews, stream: int) -> PrepackedWeight:
         write_bytes(counts.pointer, begins, device, stream)
         args = _arguments(b, 0, counts.pointer, records.pointer, count)
         WRITE_RECORDS.on(device.index).launch((ceil_div(n, ROWS_A_BLOCK), 1, 1), (THREADS, 1, 1), args, stream)
+        read_bytes(changed, counts.pointer, device, stream)  # waits: the caller may let go of b
     scale = new_memory((1,), "float32", device, stream)
     copy_bytes(scale.pointer, b.global_scale.pointer, 4, device, stream)
     return PrepackedWeight.trusted(
