@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,31 @@ def test_a_truncated_entry_is_made_anew(filled: Path, suffix: str) -> None:
     assert run(filled) == []
     assert all(path.stat().st_size > 100 for path in filled.rglob("*.nb?"))
     assert run(filled) == []
+
+
+def zeroed(data: bytes) -> bytes:
+    """As a file looks whose page was not yet on the disk when the power went."""
+    return data[:4096] + bytes(4096) + data[8192:]
+
+
+def changed(data: bytes) -> bytes:
+    code = data.index(b"\x7fELF") + 0x48  # behind the header of the object file
+    return data[:code] + bytes([data[code] ^ 0x55]) + data[code + 1 :]
+
+
+def cut_by_one(data: bytes) -> bytes:
+    return data[:-1]
+
+
+@pytest.mark.parametrize("damage", [zeroed, changed, cut_by_one])
+def test_machine_code_that_was_damaged_on_the_disk_is_not_run(filled: Path, damage: Any) -> None:
+    damaged = {path: damage(path.read_bytes()) for path in entries(filled)}
+    assert damaged
+    for path, data in damaged.items():
+        path.write_bytes(data)
+    assert run(filled) == []
+    for path, data in damaged.items():
+        assert path.read_bytes() != data
 
 
 def test_a_file_where_the_folder_should_be_costs_one_warning(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A kernel is compiled for one signature when it is first called, or read from the cache folder. The folder's name is a
 digest of everything that the kernels are made from: numba's own check sees only the file of the outermost function.
-An entry that cannot be read is made anew; a folder that cannot be used costs one warning and a compilation in memory.
+An entry that cannot be read, or whose bytes are not those that were written, is made anew; a folder that cannot be used
+costs one warning and a compilation in memory.
 
 Floating point is IEEE 754 to the bit: numba neither contracts a * b + c nor reassociates unless told to (fastmath).
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba.core.caching import IndexDataCacheFile
 
 from fp4rt.cache_folder import CACHE_VARIABLE, cache_folder
 
@@ -83,20 +85,44 @@ class Kernel:
         return compiled(first, *rest)
 
 
+class _CheckedFile(IndexDataCacheFile):
+    """What numba keeps of a function, each entry with its digest behind it: damaged machine code ends the process."""
+
+    def _dump(self, entry: Any) -> bytes:
+        data: bytes = super()._dump(entry)
+        return data + hashlib.sha256(data).digest()  # what unpickles it stops ahead of that
+
+    def _load_data(self, name: str) -> Any:
+        data = Path(self._data_path(name)).read_bytes()
+        size = len(data) - hashlib.sha256().digest_size
+        if size < 0 or hashlib.sha256(data[:size]).digest() != data[size:]:
+            raise OSError(f"{name} is damaged")  # to numba it is not there
+        return super()._load_data(name)
+
+
+def _kept(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
+    """Compiled in numba's cache folder of the moment, or read from it."""
+    compiled: Any = numba.njit(**OPTIONS)(function)
+    compiled.enable_caching()
+    compiled._cache._cache_file.__class__ = _CheckedFile
+    compiled.compile(signature)
+    compiled.disable_compile()
+    kept: Callable[..., Any] = compiled
+    return kept
+
+
 def _compile(function: Callable[..., Any], signature: tuple[Any, ...]) -> Callable[..., Any]:
     folder = cache_folder() / f"cpu-{_digest()}"
     previous = numba.config.CACHE_DIR
-    keep = numba.njit(signature, cache=True, **OPTIONS)
-    compiled: Callable[..., Any]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         numba.config.CACHE_DIR = str(folder)
         try:
-            compiled = keep(function)
+            compiled = _kept(function, signature)
         except Exception:  # whatever a truncated or foreign entry makes numba or pickle raise
             if not _discard(folder, function):
                 raise
-            compiled = keep(function)
+            compiled = _kept(function, signature)
     except Exception as error:
         _warn_once(folder, error)
         compiled = numba.njit(signature, **OPTIONS)(function)
