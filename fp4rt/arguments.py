@@ -201,7 +201,7 @@ def check_quantized_out(
             f"got shape {out.shape} and padded_n = {out.padded_n}"
         )
     if out.layout != layout:
-        raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}")
+        raise LayoutError(f"{function} needs out in layout {layout!r}, got {out.layout!r}; layout= says which")
     views = out.views(stream)
     if not out.is_checked_out(views):
         _check_quantized_parts(function, views)
@@ -273,7 +273,10 @@ def check_right(b: Any, k: int, first: ArrayView, stream: Any) -> tuple[Quantize
     if right.data.device != first.device:
         interop.same_device(first, right.data)
     if k_of_b != k:
-        raise ShapeError(f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}")
+        raise ShapeError(
+            f"matmul needs a (m, k) and b (n, k) with one k, got k = {k} and k = {k_of_b}; "
+            "columns that only pad belong into padded_n, not into the shape"
+        )
     return right, n
 
 

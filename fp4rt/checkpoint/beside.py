@@ -51,7 +51,9 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     if path.is_dir():
         raise CheckpointError(f"{path}: is a folder")
     if os.path.lexists(path) and not overwrite:
-        raise CheckpointError(f"{path}: exists already; name another file, or overwrite it (--overwrite)")
+        raise CheckpointError(
+            f"{path}: exists already; name another file, or overwrite it (overwrite=True, --overwrite)"
+        )
 
 
 def _described(target: Path) -> str:

@@ -145,8 +145,9 @@ def _check_without_codes(store: Store, configuration: Configuration) -> None:
     if orphan is not None:
         base, _, suffix = orphan.rpartition(".")
         form = MODELOPT if suffix == MODELOPT.global_scale else COMPRESSED_TENSORS
-        missing = LayerName(base).data(form)
-        raise CheckpointError(f"{store.path}: {printable(missing)} (U8) is missing; {printable(orphan)} is its scale")
+        codes = LayerName(base).data(form)
+        found = f"is {store.entry(codes).dtype}; wanted U8, F4 or I8" if codes in store else "(U8) is missing"
+        raise CheckpointError(f"{store.path}: {printable(codes)} {found}; {printable(orphan)} is its scale")
     if configuration.votes:
         places = "; ".join(place for places in configuration.votes.values() for place in places)
         raise CheckpointError(f"{store.path}: {places} says NVFP4, but no tensor holds codes (U8 with scales)")

@@ -44,7 +44,8 @@ def save(
         path: the file, ``*.safetensors``. For modelopt, hf_quant_config.json is written beside it.
         tensors: by name. A :class:`QuantizedTensor` becomes the tensors of its format under the module's name ("x" and
             "x.weight" mean the same); any other host array is stored as it is, bit for bit and little endian.
-        format: "modelopt", "compressed-tensors" or "comfy".
+        format: "modelopt", "compressed-tensors" or "comfy". The first and the last keep the decode scale, the fp32
+            reciprocal of ``global_scale``, which read again may be its neighbour; the other keeps it as it is.
         metadata: strings to keep in the file, such as those of an opened one; "fp4rt.shapes", "fp4rt.fused_rows",
             "quantization_config" and "_quantization_metadata", which say how tensors are stored, are written anew.
         overwrite: replace what is there.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,20 @@ from fp4rt.checkpoint.folder import Location, locate
 from fp4rt.checkpoint.header import TensorEntry, printable
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError
+from fp4rt.format import CODES_PER_BYTE
 
 __all__ = ["Store"]
 
+# Codes of NVFP4 by other names of their bytes: PyTorch's float4_e2m1fn_x2, which files count in single codes, and int8.
+CODES_PER_ELEMENT = {"F4": CODES_PER_BYTE, "I8": 1}
+GLOBAL_SCALES = ("_scale_2", "_global_scale", ".weight_scale_2", ".weight_global_scale", "_weight_scale_2")
+
 
 class Store(Mapping[str, np.ndarray]):
-    """The tensors of one file or of all shards of a folder, as read-only arrays by name."""
+    """The tensors of one file or of all shards of a folder, as read-only arrays by name.
+
+    Codes beside a global scale are U8 here, also where the file calls their bytes F4 or I8.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open every shard and check that index and shards agree.
@@ -35,6 +44,7 @@ class Store(Mapping[str, np.ndarray]):
             for shard in self.location.shards:
                 self._add(TensorFile(shard))
             self._check_index()
+            self._codes = {name: entry for name in self._home if (entry := self._entry_of_codes(name)) is not None}
         except BaseException:
             self.close()
             raise
@@ -89,7 +99,16 @@ class Store(Mapping[str, np.ndarray]):
 
     def entry(self, name: str) -> TensorEntry:
         """Dtype, shape and size of a tensor."""
-        return self.file_of(name).entry(name)
+        return self._codes.get(name) or self.file_of(name).entry(name)
+
+    def _entry_of_codes(self, name: str) -> TensorEntry | None:
+        entry = self._home[name].entry(name)
+        count = CODES_PER_ELEMENT.get(entry.dtype)
+        if count is None or not entry.shape or entry.shape[-1] % count != 0:
+            return None
+        if not any(name.removesuffix("_packed") + suffix in self._home for suffix in GLOBAL_SCALES):
+            return None
+        return replace(entry, dtype="U8", shape=(*entry.shape[:-1], entry.shape[-1] // count))
 
     def raw(self, name: str) -> memoryview:
         """The bytes of a tensor."""
@@ -107,6 +126,9 @@ class Store(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         if name not in self._home:
             raise KeyError(name)
+        codes = self._codes.get(name)
+        if codes is not None:
+            return np.frombuffer(self.raw(name), np.uint8).reshape(codes.shape)
         return self._home[name][name]
 
     def __iter__(self) -> Iterator[str]:

@@ -11,7 +11,7 @@ import torch
 from fp4rt.format import BLOCK, CODES_PER_BYTE, E4M3_MAX, NEGATIVE_ZERO_CODE, R6
 from fp4rt.layout import LAYOUTS, round_up
 
-__all__ = ["quantize_experts", "quantize_rows", "silu_and_mul"]
+__all__ = ["quantize_experts", "quantize_rows", "reachable_rows", "silu_and_mul"]
 
 # Where a magnitude passes on to the next code; on the border itself the even code wins, so every other one is closed.
 _BORDERS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -51,6 +51,12 @@ def quantize_rows(x: torch.Tensor, row_scale: torch.Tensor) -> tuple[torch.Tenso
     return pairs[..., 0] | pairs[..., 1] << 4, scales.view(torch.uint8)
 
 
+def reachable_rows(m: int, num_experts: int) -> int:
+    """Rows of scales that experts stay within when each begins on the next free tile."""
+    tile_rows = LAYOUTS["128x4"].tile_rows
+    return round_up(m, tile_rows) + tile_rows * num_experts
+
+
 def quantize_experts(
     x: torch.Tensor,
     global_scales: torch.Tensor,
@@ -86,7 +92,7 @@ def quantize_experts(
     offset = layout.offset(target, torch.arange(columns, device=x.device), columns)
     nbytes = scale_rows * width
     buffer = torch.empty(nbytes + layout.tile_bytes, dtype=torch.uint8, device=x.device)
-    reachable = min(scale_rows, round_up(m, layout.tile_rows) + layout.tile_rows * num_experts)
+    reachable = min(scale_rows, reachable_rows(m, num_experts))
     buffer[: reachable * width].zero_()
     lost = ~inside.unsqueeze(-1) | (offset >= nbytes)  # rows of no expert go behind the end
     buffer[torch.where(lost, nbytes, offset)] = scales

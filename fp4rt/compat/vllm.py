@@ -245,8 +245,9 @@ def scaled_fp4_experts_quant(
         topk: experts a token.
 
     Returns:
-        uint8 (m, k / 2), and float8_e4m3fn (limit * topk, ceil4(k / 16)) in layout 128x4 per expert. Padding is 0 in
-        the first ceil128(m) + 128 * experts rows of scales; no expert reaches the further ones: they stay unwritten.
+        uint8 (m, k / 2), and float8_e4m3fn (rows, ceil4(k / 16)) in layout 128x4 per expert, of limit * topk rows, or
+        of ceil128(m) + 128 * experts where those are more. Padding is 0 in so many of them; no expert reaches the
+        further ones: they stay unwritten.
 
     Raises:
         AssertionError: no matrix, k or the dtype do not fit, or more rows than the limit, which the environment
@@ -293,7 +294,8 @@ def _quantize_experts(
     count = max(expert_offsets.numel() - 1, 0)
     _check_floats(name, "input_global_scale", global_scales, count)
     check_count(name, "blockscale_offsets", scale_offsets, count + 1, RuntimeError)
-    data, scales = experts.quantize_experts(x, global_scales, expert_offsets, scale_offsets, limit * topk)
+    scale_rows = max(limit * topk, experts.reachable_rows(x.shape[0], count))
+    data, scales = experts.quantize_experts(x, global_scales, expert_offsets, scale_offsets, scale_rows)
     return data, scales.view(torch.float8_e4m3fn)
 
 

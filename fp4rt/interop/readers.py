@@ -30,7 +30,8 @@ def _numpy_reader(x: np.ndarray, name: str, stream: Any) -> ArrayView:
         raise DtypeError(f"{name} is a masked array and its mask would be lost; pass {name}.filled(value)")
     dtype = x.dtype
     if not dtype.isnative or dtype.hasobject or dtype.names is not None:
-        raise DtypeError(f"{name} has dtype {dtype}; wanted a plain dtype in native byte order")
+        remedy = "" if dtype.isnative else f"; pass {name}.astype({name}.dtype.newbyteorder('='))"
+        raise DtypeError(f"{name} has dtype {dtype}; wanted a plain dtype in native byte order{remedy}")
     pointer, readonly = x.__array_interface__["data"]  # a third of the cost of x.ctypes
     dtype_name, strides = _dtype_and_strides(dtype, x.shape, x.strides, name)
     return ArrayView(x, "numpy", CPU, dtype_name, x.shape, strides, pointer, readonly, name)

@@ -28,7 +28,7 @@ class PoolStats:
     bytes_peak: int  # the most that was in use at once
     zero_fills: int
     bytes_zeroed: int
-    zero_fills_avoided: int
+    zero_fills_avoided: int  # that the policy asked for, of blocks whose padding was known to be zero
     poison_fills: int
 
     def as_dict(self) -> dict[str, int]:

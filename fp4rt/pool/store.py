@@ -175,7 +175,9 @@ class BlockStore:
         )
         if capture or self.recording(arena.device):
             return text + "A graph is being captured: make the same calls once before it, so that the pool has memory"
-        text += "Drop results that are no longer needed, "
+        remedies = ["Drop results that are no longer needed", "trim() other pools"]
         if captured:
-            text += "release_captures() of destroyed graphs, "
-        return text + "trim() other pools, or raise PaddedPool(limit=...)"
+            remedies.append("release_captures() of destroyed graphs")
+        if self.limit is not None:
+            remedies.append("raise PaddedPool(limit=...)")
+        return text + f"{', '.join(remedies[:-1])} or {remedies[-1]}"

@@ -55,6 +55,37 @@ def test_missing_scale_of_modelopt_is_named(missing, tmp_path, files):
         checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
 
 
+@pytest.mark.parametrize(("tag", "shape"), [("F4", [1, 16]), ("I8", [1, 8])])
+@pytest.mark.parametrize("form", ["modelopt", "compressed_tensors"])
+def test_codes_are_taken_by_their_bytes(tag, shape, form, tmp_path, files):
+    """As PyTorch's float4_e2m1fn_x2 is stored, two to a byte, and as int8."""
+    tensors = getattr(files, form)()
+    name = next(iter(tensors))
+    tensors[name] = (tag, shape, files.codes)
+    path = files.make(tmp_path / "x.safetensors", tensors)
+    assert values(path) == files.values
+    assert checkpoint.verify(path) == []
+    checkpoint.convert(path, tmp_path / "y.safetensors", to="comfy")
+    assert values(tmp_path / "y.safetensors", format="comfy") == files.values
+
+
+def test_codes_of_another_dtype_are_named_with_it(tmp_path, files):
+    tensors = {**files.modelopt(), "w.weight": ("I16", [1, 4], files.codes)}
+    with pytest.raises(
+        CheckpointError, match="'w.weight' is I16; wanted U8, F4 or I8; 'w.weight_scale_2' is its scale"
+    ):
+        checkpoint.open(files.make(tmp_path / "x.safetensors", tensors))
+
+
+def test_other_quantizations_keep_their_dtypes(tmp_path, files):
+    tensors = {"v.weight": ("F4", [1, 16], files.codes), "v.weight_scale": ("F8_E8M0", [1, 1], b"\x80")}
+    tensors |= {"u.counts": ("I8", [1, 8], files.codes)}
+    path = files.make(tmp_path / "x.safetensors", {**files.modelopt(), **tensors})
+    checkpoint.convert(path, tmp_path / "y.safetensors", to="comfy")
+    with TensorFile(tmp_path / "y.safetensors") as file:
+        assert [(file.entry(n).dtype, list(file.entry(n).shape)) for n in tensors] == [t[:2] for t in tensors.values()]
+
+
 def test_missing_codes_are_named(tmp_path, files):
     tensors = files.modelopt()
     del tensors["w.weight"]

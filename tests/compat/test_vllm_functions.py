@@ -443,6 +443,21 @@ def test_more_rows_than_the_limit_name_the_variable(device: str, monkeypatch: py
         vllm.scaled_fp4_experts_quant(x, torch.ones(1, device=device), offsets, offsets, 2)
 
 
+@pytest.mark.parametrize("limit", ["256", "300"])
+def test_a_low_limit_leaves_room_for_every_experts_scales(
+    device: str, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """Each expert's rows of scales are padded to 128: four of 64 rows take 512, more than the limit."""
+    monkeypatch.setenv("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", limit)
+    x = torch.full((256, 64), 6.0, dtype=torch.bfloat16, device=device)
+    offsets, scale_offsets = (
+        torch.arange(0, 4 * step + 1, step, dtype=torch.int32, device=device) for step in (64, 128)
+    )
+    _, scales = vllm.scaled_fp4_experts_quant(x, torch.ones(4, device=device), offsets, scale_offsets, 1)
+    assert scales.shape[0] >= 512
+    assert int((scales.view(torch.uint8) == 0x38).sum()) == 256 * 4
+
+
 @pytest.mark.parametrize("limit", ["many", "-5", "0"])
 def test_a_limit_that_is_none_names_the_variable(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_MAX_TOKENS_PER_EXPERT_FP4_MOE", limit)

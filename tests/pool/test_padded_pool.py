@@ -121,6 +121,11 @@ def test_limit_first_gives_back_what_is_free_then_refuses_readably(fake, gpu):
     assert pool.allocate(8 * KIB, gpu).nbytes == 8 * KIB
 
 
+def test_a_pool_without_a_limit_does_not_advise_to_raise_it(make_fake, gpu):
+    with pytest.raises(OutOfMemoryError, match=r"no limit\. Drop results .* or trim\(\) other pools$"):
+        PaddedPool(upstream=make_fake(capacity=1024)).allocate(4096, gpu)
+
+
 def test_limit_smaller_than_the_request_names_both(fake, gpu):
     with pytest.raises(OutOfMemoryError, match=r"no 2 MiB .* limit 1 MiB"):
         PaddedPool(upstream=fake, limit=1 << 20).allocate(2 << 20, gpu)
