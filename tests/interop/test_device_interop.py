@@ -164,7 +164,8 @@ def test_host_and_device_arrays_together_name_both(torch: Any) -> None:
 def test_b16_a_busy_producer_is_waited_for_on_the_device(torch: Any, cupy: Any, producer: str) -> None:
     x = torch.zeros(1024, 1024, dtype=torch.float16, device="cuda")
     writing, reading = torch.cuda.Stream(), torch.cuda.Stream()
-    fp4rt.quantize(x, 1.0)
+    x.fill_(SIX)
+    fp4rt.quantize(x, 1.0, stream=reading)  # kernels are loaded, and the stream has its memory
     for round_number in range(ROUNDS):
         x.zero_()
         torch.cuda.synchronize()
@@ -386,8 +387,6 @@ def test_a_layers_first_call_inside_a_capture_takes_the_weight_as_it_is(torch: A
         x.normal_()
         graph.replay()
         assert torch.equal(y, fp4rt.matmul(x, weight, bias=bias))
-        layer(x)
-    assert layer.prepacked
 
 
 def test_a_first_call_inside_a_capture_works_or_fails_before_the_capture_is_spoilt() -> None:
