@@ -103,16 +103,16 @@ def _layer_of(store: Store, form: Format, tensor: str) -> LayerName | None:
     if form.data != "weight":
         suffixes[form.data] = ("U8",)
     for suffix, dtypes in suffixes.items():
-        for joint, bare in ((".", False), ("_", True)):
-            if tensor.endswith(joint + suffix) and dtype in dtypes:
-                layer = LayerName(tensor[: -len(joint + suffix)], bare)
-                # Block scales beside a weight of another dtype (FP8) are another quantization's; a global scale is not.
-                foreign = layer.data(form) in store and store.entry(layer.data(form)).dtype != "U8"
-                if foreign and suffix != form.global_scale:
-                    continue
-                if bare and layer.data(form) not in store:
-                    continue
-                return layer
+        layer = LayerName.of_part(tensor, suffix)
+        if layer is None or dtype not in dtypes:
+            continue
+        # Block scales beside a weight of another dtype (FP8) are another quantization's; a global scale is not.
+        foreign = layer.data(form) in store and store.entry(layer.data(form)).dtype != "U8"
+        if foreign and suffix != form.global_scale:
+            continue
+        if layer.bare and layer.data(form) not in store:
+            continue
+        return layer
     if form.data == "weight" and dtype == "U8" and tensor.endswith(".weight"):
         return LayerName.of_weight(tensor)
     return None

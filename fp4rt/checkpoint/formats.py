@@ -97,6 +97,19 @@ class LayerName:
         suffix = f".{WEIGHT}"
         return cls(tensor[: -len(suffix)]) if tensor.endswith(suffix) else cls(tensor, bare=True)
 
+    @classmethod
+    def of_part(cls, tensor: str, suffix: str) -> LayerName | None:
+        """The layer whose tensor called ``suffix`` has this name; None where it is no such name."""
+        for joint, bare in ((".", False), ("_", True)):
+            if tensor.endswith(joint + suffix):
+                return cls(tensor[: -len(joint + suffix)], bare)
+        return None
+
+    @classmethod
+    def of_data(cls, tensor: str, form: Format) -> LayerName | None:
+        """The layer whose packed codes have this name; None where it is no such name."""
+        return cls.of_weight(tensor) if form.data == WEIGHT else cls.of_part(tensor, form.data)
+
     @property
     def weight(self) -> str:
         """Name of the weight in an unquantized checkpoint."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fp4rt.checkpoint.folder import Location, locate
+from fp4rt.checkpoint.formats import FORMATS, LayerName
 from fp4rt.checkpoint.header import TensorEntry, printable
 from fp4rt.checkpoint.reader import TensorFile
 from fp4rt.errors import CheckpointError
@@ -20,7 +21,6 @@ __all__ = ["Store"]
 
 # Codes of NVFP4 by other names of their bytes: PyTorch's float4_e2m1fn_x2, which files count in single codes, and int8.
 CODES_PER_ELEMENT = {"F4": CODES_PER_BYTE, "I8": 1}
-GLOBAL_SCALES = ("_scale_2", "_global_scale", ".weight_scale_2", ".weight_global_scale", "_weight_scale_2")
 
 
 class Store(Mapping[str, np.ndarray]):
@@ -106,7 +106,8 @@ class Store(Mapping[str, np.ndarray]):
         count = CODES_PER_ELEMENT.get(entry.dtype)
         if count is None or not entry.shape or entry.shape[-1] % count != 0:
             return None
-        if not any(name.removesuffix("_packed") + suffix in self._home for suffix in GLOBAL_SCALES):
+        layers = ((LayerName.of_data(name, form), form) for form in FORMATS.values())
+        if not any(layer is not None and layer.global_scale(form) in self._home for layer, form in layers):
             return None
         return replace(entry, dtype="U8", shape=(*entry.shape[:-1], entry.shape[-1] // count))
 
