@@ -10,7 +10,9 @@
 // of its last row group only (block/prepacked_work.cuh).
 //
 // What was measured: how decoding and products are interleaved changes nothing. Together they take about as long as one
-// after the other, and so each instruction of the loop counts.
+// after the other, and so each instruction of the loop counts. A step is added to the whole descriptor of the tokens:
+// from a sum of low words the descriptor of each product is moved together anew, 9 % of the loop's instructions. (In
+// gemm_prefill.cu, where tensor cores are the limit, the low words it is: 64-bit sums take up to 6 % longer.)
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or
 // 4), K_CLUSTER (1, 2 or 4), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
@@ -119,7 +121,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
                 continue;
             }
             load_weights(place.stage, 0);
-            const u32 stage_tokens = tokens + place.stage * (STAGE_BYTES >> 4);
+            const u64 stage_tokens = wgmma_tile(tokens + place.stage * (STAGE_BYTES >> 4));
 #pragma unroll
             for (u32 i = 0; i < OWN_CHUNKS; ++i) {
                 Words4 now[ROW_BLOCKS];
@@ -146,7 +148,7 @@ gemm_small(const __grid_constant__ PrepackedGemmArguments args) {
 #pragma unroll
                         for (u32 b = 0; b < ROW_BLOCKS; ++b) {
                             const u32 at = (i * K_GROUPS * CHUNK_TOKEN_BYTES >> 4) + (j + f) * WGMMA_K_STEP;
-                            warpgroup_product<A_TYPE, TOKENS>(sums[b], a[b] + 4 * f, wgmma_tile(stage_tokens + at));
+                            warpgroup_product<A_TYPE, TOKENS>(sums[b], a[b] + 4 * f, stage_tokens + at);
                         }
                     }
                     wgmma_commit();

@@ -47,7 +47,7 @@ MEASURED: dict[tuple[int, int], tuple[tuple[int, HopperTile], ...]] = {
         (8, DecodeTile(1, 4, 2, 4, row_warps=4, k_warps=4, warp_tiles=1)),
         (16, DecodeTile(2, 4, 2, 4, row_warps=4, k_warps=4, warp_tiles=1)),
         (32, SmallTile(4, 4, 2, 4, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
-        (64, SmallTile(8, 4, 1, 5, row_groups=1, k_groups=2, row_blocks=1, fragments=2)),
+        (64, SmallTile(8, 4, 1, 5, row_groups=1, k_groups=2, row_blocks=1, fragments=4)),
         (112, SmallTile(14, 8, 1, 3, row_groups=2, k_groups=1, row_blocks=1, fragments=4, k_cluster=2)),
         (128, _NARROW_HALVES),
         (192, _MIDDLE_HALVES),
