@@ -11,8 +11,7 @@
 //
 // What was measured: how decoding and products are interleaved changes nothing. Together they take about as long as one
 // after the other, and so each instruction of the loop counts. A step is added to the whole descriptor of the tokens:
-// from a sum of low words the descriptor of each product is moved together anew, 9 % of the loop's instructions. (In
-// gemm_prefill.cu, where tensor cores are the limit, the low words it is: 64-bit sums take up to 6 % longer.)
+// from a sum of low words the descriptor of each product is moved together anew, 9 % of the loop's instructions.
 //
 // Compile-time choices (fp4rt/cuda/gemm/hopper_stages.py): A_TYPE, TOKEN_TILES, ROW_TILES, ROW_GROUPS, K_GROUPS (1, 2 or
 // 4), K_CLUSTER (1, 2 or 4), ONE_PIECE, OWN_TILES, ROW_BLOCKS, FRAGMENTS (1, 2 or 4), STAGE_GROUPS, STAGES, OUT_TOKENS,
