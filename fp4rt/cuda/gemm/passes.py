@@ -10,11 +10,15 @@ behind the pass, 46.4 without either, with the same values as bf16; cuBLAS's bf1
   addresses calculated anew for each token made it as slow as the pass, spilled registers half of that.
 - The warps that multiply cannot decode beside their products: a chunk takes them twice as long as to multiply it.
 
-And the pass it is where a launch has several tiles a block: only their beginning would gain. As many blocks as tiles,
-one after the other on a multiprocessor, each decoding as above, took as long as the pass with 4096 x 4096 and 2048 or
-4096 tokens, 3 % longer with 8192 x 8192 and 1024, 5 to 10 % with 28672 x 8192. Tiles of 128 tokens multiply a column
-group faster than its values come through memory. At 512 tokens, in us: 28.4 behind the pass, 27.2
-with the same values as bf16, cuBLAS 28.3. With right bits, and not kept:
+And the pass it is where a launch has several tiles a block. As many blocks as tiles, one after the other on a
+multiprocessor, each decoding as above, took as long as the pass with 4096 x 4096 and 2048 or 4096 tokens, 3 % longer
+with 8192 x 8192 and 1024, 5 to 10 % with 28672 x 8192. Nor was it worth it to have a pass decode the first 4 column
+groups, and idle warps of the blocks the others beside the products, with right bits: 0 to 1.6 % less than behind the
+whole pass with 4096 x 4096 and 2048 tokens (six runs), 2.8 % less to 0.8 % more with 8192 x 8192 and 1024 (five), and
+47.8 us where it is 47.2 as above (4096 x 4096 and 1024 tokens, two).
+
+Tiles of 128 tokens multiply a column group faster than its values come through memory. At 512 tokens, in us: 28.4
+behind the pass, 27.2 with the same values as bf16, cuBLAS 28.3. With right bits, and not kept:
 
 - Blocks decode among themselves as above: 39.6, and 29.3 where all helpers have work, each in every second group.
   Multiplying begins at 3.0 us instead of 2.1 with bf16, a group takes 5 % longer while helpers decode beside it.
@@ -22,6 +26,10 @@ with the same values as bf16, cuBLAS 28.3. With right bits, and not kept:
 - Blocks of few enough registers that they begin beside the pass, after 1.2 us instead of 2.6: 28.4. Both then fetch
   from memory together, the pass stores half a us later, and its end is seen at 3.8 as before.
 - So, and the pass announces each group instead of its end: 29.8.
+- A pass of the first 4 column groups alone would leave 27.8. With idle warps that decode the others beside the products
+  it is 28.5 to 28.9, as behind the whole pass in the same runs; where nobody waits for them 28.4, without their stores
+  28.4, without their loads 27.5. That the pass fetches what they load into L2, or that it goes past L1: no change.
+- So, but blocks on the 4 multiprocessors that are left free decode the others: 36.6, and 34.1 where nobody waits.
 - The pass asks for the first weights of the product, which so come out of L2: no change, for it takes as much longer.
 - One launch, whose consumers decode all activations among themselves before they multiply: 29.5. Their loads leave at
   1.0, the last values are announced at 3.5 and seen at 4.1.
