@@ -33,6 +33,13 @@ behind the pass, 27.2 with the same values as bf16, cuBLAS 28.3. With right bits
 - The pass asks for the first weights of the product, which so come out of L2: no change, for it takes as much longer.
 - One launch, whose consumers decode all activations among themselves before they multiply: 29.5. Their loads leave at
   1.0, the last values are announced at 3.5 and seen at 4.1.
+- So, but each block decodes the first group for itself: 28.6 to 28.9 (1024 tokens: 49.0); with a warpgroup of its own
+  for its part of the others 28.8 to 29.6, 28.4 to 29.0 where nobody waits for it. Where nobody decodes that, 27.2 to
+  27.6: with all fetched at once, it multiplies 1500 cycles later (6500 after its start, not 5000). A warpgroup that
+  gives registers away waits for its loads first, and those that want them wait with it.
+- Beside a pass of few registers, the first group decoded by the blocks: 29.0 to 29.3.
+- Consumers go through their loop once on nothing while the first values are on their way, as instructions are cold,
+  too: 30.8. With instructions out of L2: no change.
 
 In the product's loop a chunk takes 539 to 565 cycles, 512 of them the tensor cores' own; one card differs from the
 next, and with bf16 it is no other than behind the pass. No change: stores and loads with other cache policies, chunks
