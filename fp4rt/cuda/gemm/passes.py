@@ -38,8 +38,15 @@ behind the pass, 27.2 with the same values as bf16, cuBLAS 28.3. With right bits
   27.6: with all fetched at once, it multiplies 1500 cycles later (6500 after its start, not 5000). A warpgroup that
   gives registers away waits for its loads first, and those that want them wait with it.
 - Beside a pass of few registers, the first group decoded by the blocks: 29.0 to 29.3.
+- A pass of the first 4 column groups, and consumers that decode the others while they wait for its end: 29.0, and 28.8
+  where it fetches their codes into L2. So with 6 groups in the pass; with 2 it is 29.3.
+- A pass that has the multiprocessor set up its shared memory as the product wants it: 28.8, or no change with half.
 - Consumers go through their loop once on nothing while the first values are on their way, as instructions are cold,
   too: 30.8. With instructions out of L2: no change.
+
+The pass's blocks are over at 1.8 us, the product's wait for it at 3.1; the first weights are there at 3.0, the first
+activations at 3.7. Where products alone are left (one group decoded, nothing fetched after the first stages, wrong
+sums) the whole takes 25.9 with bf16, not 27.3: decoding, weights and activations cost 0.4 each.
 
 In the product's loop a chunk takes 539 to 565 cycles, 512 of them the tensor cores' own; one card differs from the
 next, and with bf16 it is no other than behind the pass. No change: stores and loads with other cache policies, chunks
