@@ -155,7 +155,9 @@ def _check_out_view(
     if view.shape != shape:
         raise ShapeError(f"{function} needs {name} of shape {shape}, got {tuple(view.shape)}")
     if not view.contiguous:
-        raise ShapeError(f"{function} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}")
+        raise ShapeError(
+            f"{function} needs {name} C-contiguous, got strides of {tuple(view.strides)} elements for shape {shape}"
+        )
     if view.readonly:
         raise ShapeError(f"{function} needs {name} writable, got a read-only array; pass a writable one")
     if view.device != beside.device:

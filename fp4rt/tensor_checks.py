@@ -89,7 +89,7 @@ def check_bytes(owner: str, name: str, view: ArrayView, dtypes: tuple[str, ...],
         raise ShapeError(f"{owner} needs {name} of shape {shape}, got {tuple(view.shape)}; reshape or repack it")
     if not view.contiguous:
         raise ShapeError(
-            f"{owner} needs {name} C-contiguous, got strides {tuple(view.strides)} for shape {shape}; "
+            f"{owner} needs {name} C-contiguous, got strides of {tuple(view.strides)} elements for shape {shape}; "
             "pass a contiguous copy"
         )
 
@@ -109,7 +109,8 @@ def check_parts(owner: Any, arrays: Iterable[tuple[str, Any, tuple[tuple[int, ..
         if str(array.dtype).removeprefix("torch.") != dtype:
             raise DtypeError(f"{what} as {dtype}, got {array.dtype}; its bytes cannot be cast")
         if not getattr(array, "contiguous", True):  # what only a view knows
-            raise ShapeError(f"{what} C-contiguous, got strides {tuple(array.strides)}; pass a contiguous copy")
+            strides = tuple(array.strides)
+            raise ShapeError(f"{what} C-contiguous, got strides of {strides} elements; pass a contiguous copy")
 
 
 def check_one_float(owner: str, name: str, view: ArrayView) -> None:
