@@ -10,8 +10,8 @@ behind the pass, 46.4 without either, with the same values as bf16; cuBLAS's bf1
   addresses calculated anew for each token made it as slow as the pass, spilled registers half of that.
 - The warps that multiply cannot decode beside their products: a chunk takes them twice as long as to multiply it.
 
-And the pass it is where a launch has several tiles a block, or tiles of 128 tokens: these multiply a column group faster
-than its values come through memory. What else was tried, and what it took: ``bench/NOTES.md``.
+And the pass it is where a launch has several tiles a block, or tiles of 128 tokens: these multiply a column group
+faster than its values come through memory. What else was tried, and what it took: ``bench/NOTES.md``.
 """
 
 from __future__ import annotations
