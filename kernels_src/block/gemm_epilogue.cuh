@@ -13,17 +13,35 @@ struct Alpha {
 
 constexpr float ALPHA_STEP = 0x1p64f;
 
+// What alpha takes from memory, asked for on its own: other loads can be on their way at the same time.
+struct AlphaInputs {
+    float a;  // alpha itself where an array has it, otherwise the global scale of A
+    float b_global;
+};
+
+__device__ __forceinline__ AlphaInputs alpha_inputs(const GemmArguments& args) {
+    AlphaInputs inputs = {1.0f, 1.0f};
+    if (args.alpha_array != nullptr) {
+        inputs.a = *args.alpha_array;
+    } else if (args.a_global != nullptr) {
+        inputs.a = *args.a_global;
+    }
+    if (args.b_global != nullptr) inputs.b_global = *args.b_global;
+    return inputs;
+}
+
 // alpha as given, or 1 / (product of the global scales), taken in fp64 so that it cannot overflow on the way. Where that
 // is no normal number of fp32, it comes ALPHA_STEP nearer to 1 and negative, which no scales give: for alpha_factors.
-__device__ __forceinline__ float gemm_alpha(const GemmArguments& args) {
-    if (args.alpha_array != nullptr) return *args.alpha_array;
+__device__ __forceinline__ float gemm_alpha(const GemmArguments& args, AlphaInputs inputs) {
+    if (args.alpha_array != nullptr) return inputs.a;
     if (args.b_global == nullptr) return args.alpha;
-    const double a_global = args.a_global != nullptr ? (double)*args.a_global : 1.0;
-    const double alpha = 1.0 / (a_global * (double)*args.b_global);
+    const double alpha = 1.0 / ((double)inputs.a * (double)inputs.b_global);
     if (alpha >= (double)0x1p-126f && alpha <= (double)FP32_MAX) return (float)alpha;
     const float nearer = (float)(alpha * (alpha > 1.0 ? 1.0 / (double)ALPHA_STEP : (double)ALPHA_STEP));
     return -(nearer > FP32_MAX ? FP32_MAX : nearer);  // infinity times a sum of zero would be NaN
 }
+
+__device__ __forceinline__ float gemm_alpha(const GemmArguments& args) { return gemm_alpha(args, alpha_inputs(args)); }
 
 // What gemm_alpha's result stands for.
 __device__ __forceinline__ Alpha alpha_factors(const GemmArguments& args, float alpha) {

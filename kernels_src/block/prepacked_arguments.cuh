@@ -6,6 +6,7 @@
 //   whole_chunks == 0    (k columns, m tokens, 1)                 a box has one; what lies past k arrives as zeros
 #pragma once
 #include "block/gemm_arguments.cuh"
+#include "ptx/blocks.cuh"
 #include "ptx/bulk_copy.cuh"
 
 struct PrepackedGemmArguments {
@@ -24,3 +25,10 @@ struct PrepackedGemmArguments {
     u8* decoded;            // (m, k) bf16, rows of 16 * ceil(k / 16) elements, what the map describes
     u32 slot;
 };
+
+// Line `line` of the arguments is fetched. They are in constant memory, and those who start a product would wait for one
+// line after the other.
+__device__ __forceinline__ void fetch_arguments(const PrepackedGemmArguments& args, u32 line) {
+    constexpr u32 LINE_BYTES = 64;
+    if (line * LINE_BYTES < sizeof args) keep_read(((const u32*)&args)[line * (LINE_BYTES / 4)]);
+}

@@ -235,7 +235,9 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
         return;
     }
 
+    fetch_arguments(args, warp - 4);
     raise_registers<CONSUMER_REGISTERS>();
+    const AlphaInputs alpha_from = alpha_inputs(args.gemm);
     if (K_CLUSTER > 1 && threadIdx.x == 4 * 32) {  // those that meet initialize what they meet at
         mbarrier_init(rings.sums, 1);
         mbarrier_fence_init();
@@ -252,7 +254,6 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
             if (group_thread == 0) mbarrier_arrive(rings.activations.empty(stage));
         }
     };
-    float alpha = ALPHA_LATE ? 0.0f : gemm_alpha(args.gemm);
     const u32 tokens = uniform(wgmma_tile_low(base));
 
     u32 codes[ROW_BLOCKS], scales[ROW_BLOCKS];
@@ -281,6 +282,7 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
     first_group.leave(base, rings.activations.full(0), rank, consumer, DECODED_BARRIER);
 #endif
 
+    float alpha = ALPHA_LATE ? 0.0f : gemm_alpha(args.gemm, alpha_from);
     const u32 pieces = tiles.pieces();
     for (u32 piece = 0; piece < pieces; ++piece) {
         const PrefillTile tile = tiles.at(piece, rank);

@@ -20,6 +20,11 @@ __device__ __forceinline__ void named_barrier_arrive(u32 id, u32 threads) {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Has `value` read, though nothing comes of it: what only an empty asm takes is not.
+__device__ __forceinline__ void keep_read(u32 value) {
+    if (value == ~0u) asm volatile("nanosleep.u32 0;" ::: "memory");
+}
+
 // Registers a thread may hold from here on, for a warpgroup; the kernel must have a cap at entry.
 template <int REGISTERS>
 __device__ __forceinline__ void raise_registers() {

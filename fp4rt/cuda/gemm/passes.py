@@ -16,6 +16,7 @@ faster than its values come through memory. What else was tried, and what it too
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from fp4rt.cuda.kernel import Extent, Kernel
 from fp4rt.cuda.kernel_spec import KernelSpec
 from fp4rt.cuda.launch import MAX_GRID_Y
 from fp4rt.format import BLOCK
-from fp4rt.layout import ceil_div
+from fp4rt.layout import LAYOUTS, ScaleLayout, ceil_div
 
 if TYPE_CHECKING:
     from fp4rt.backend import QuantizedViews
@@ -40,28 +41,28 @@ _MANY_BLOCKS = 1 << 16  # of 16 columns; from here on half as many threads are f
 MOST_COLUMNS = MAX_GRID_Y * THREADS * _PIECES[1] * 8  # of activations
 
 
-def _spec(align: int, pieces: int) -> KernelSpec:
-    defines = (("ALIGN", align), ("PIECES", pieces))
+def _spec(layout: ScaleLayout, align: int, pieces: int) -> KernelSpec:
+    defines = (("LAYOUT", layout.index), ("ALIGN", align), ("PIECES", pieces))
     return KernelSpec("kernels/dequantize_activations.cu", "dequantize_activations", defines)
 
 
 def activation_specs() -> list[KernelSpec]:
     """Every compilation of dequantize_activations.cu."""
-    return [_spec(align, pieces) for align in _ALIGNMENTS for pieces in _PIECES]
+    return [_spec(*each) for each in itertools.product(LAYOUTS.values(), _ALIGNMENTS, _PIECES)]
 
 
 def dequantize_activations(a: QuantizedViews, to: int, stream: int) -> None:
     """code * scale as bf16, rows of 16 * ceil(k / 16) elements, at address ``to``."""
     data = a.data
     kernel, grid, constants = _prepared(
-        data.device.index, data.pointer % _ALIGNMENTS[0], a.shape, a.columns, a.layout.index
+        data.device.index, data.pointer % _ALIGNMENTS[0], a.shape, a.columns, a.layout.name
     )
     kernel.launch_struct(grid, THREADS, ARGUMENTS, (data.pointer, a.scales.pointer, to, *constants), stream)
 
 
 @lru_cache(maxsize=4096)
 def _prepared(
-    device: int, misalignment: int, shape: tuple[int, int], columns: int, layout: int
+    device: int, misalignment: int, shape: tuple[int, int], columns: int, layout: str
 ) -> tuple[Kernel, Extent, tuple[int, ...]]:
     """Kernel, grid, and the argument struct's members after the pointers."""
     m, k = shape
@@ -69,7 +70,7 @@ def _prepared(
     align = alignment_of(misalignment, _ALIGNMENTS)  # rows are whole blocks of 8 bytes
     pieces = _PIECES[m * blocks >= _MANY_BLOCKS]
     spans = ceil_div(2 * blocks, pieces * THREADS)
-    return _spec(align, pieces).on(device), (m, spans, 1), (m, blocks, columns, layout)
+    return _spec(LAYOUTS[layout], align, pieces).on(device), (m, spans, 1), (blocks, columns)
 
 
 def repack(b: QuantizedViews, to: int, stream: int) -> None:

@@ -49,6 +49,8 @@ inline void named_barrier_sync(u32 id, u32 threads) {
 
 inline void named_barrier_arrive(u32 id, u32 threads) { emulation::arrive(id, threads); }
 
+inline void keep_read(u32) {}
+
 template <int REGISTERS>
 inline void raise_registers() {}
 
