@@ -314,7 +314,7 @@ def test_sizes_that_a_kernel_cannot_count_are_refused(monkeypatch):
         choose(product(H200, 32, n=16, k=2**28, a_kind="nvfp4"))
     assert choose(product(H200, 32, n=16, k=268431360, a_kind="nvfp4")).activations == "bf16"
     monkeypatch.setattr(KernelSpec, "on", lambda spec, device: None)
-    _, (_, spans, _), _ = passes._prepared.__wrapped__(0, 0, (32, 268431360), 268431360 // 16, 0)
+    _, (_, spans, _), _ = passes._prepared.__wrapped__(0, 0, (32, 268431360), 268431360 // 16, "linear")
     assert spans <= 65535
 
 
