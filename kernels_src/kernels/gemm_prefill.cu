@@ -237,13 +237,15 @@ gemm_prefill(const __grid_constant__ PrepackedGemmArguments args) {
 
     fetch_arguments(args, warp - 4);
     raise_registers<CONSUMER_REGISTERS>();
-    const AlphaInputs alpha_from = alpha_inputs(args.gemm);
     if (K_CLUSTER > 1 && threadIdx.x == 4 * 32) {  // those that meet initialize what they meet at
         mbarrier_init(rings.sums, 1);
         mbarrier_fence_init();
+    }
+    const AlphaInputs alpha_from = alpha_inputs(args.gemm);
+    if constexpr (CLUSTER > 1) cluster_meet(); else named_barrier_sync(START_BARRIER, STARTING_THREADS);
+    if (K_CLUSTER > 1 && threadIdx.x == 4 * 32) {
         mbarrier_arrive_expect(rings.sums, ROW_BLOCKS * SUMS * 4 * GROUP_THREADS);
     }
-    if constexpr (CLUSTER > 1) cluster_meet(); else named_barrier_sync(START_BARRIER, STARTING_THREADS);
     const u32 group = warp / 4 - 1, group_warp = warp % 4, group_thread = threadIdx.x % GROUP_THREADS;
     const u32 g = lane / 4, t = lane % 4;
     const auto own_tile = [&](u32 block) { return (group * ROW_BLOCKS + block) * 4 + group_warp; };

@@ -169,7 +169,8 @@ def plan_of_tile(a, b, tile):
     return make_plan(left, weight, problem, choice), left, weight
 
 
-def check_tile(what, a, b, tile, out_dtype="float32"):
+def run_tile(a, b, tile, out_dtype="float32"):
+    """(product by a Hopper tile, what lies before it, what lies behind it): these hold 0xFF, which is a NaN."""
     import ml_dtypes
 
     from fp4rt.cuda.gemm.matmul import launch
@@ -177,11 +178,16 @@ def check_tile(what, a, b, tile, out_dtype="float32"):
     plan, left, weight = plan_of_tile(a, b, tile)
     dtype = np.dtype(ml_dtypes.bfloat16 if out_dtype == "bfloat16" else out_dtype)
     shape = a.values.shape[0], b.values.shape[0]
-    memory = cupy().full(2 * GUARD_BYTES + dtype.itemsize * shape[0] * shape[1], 0xFF, np.uint8)  # NaN in every type
+    memory = cupy().full(2 * GUARD_BYTES + dtype.itemsize * shape[0] * shape[1], 0xFF, np.uint8)
     out = memory[GUARD_BYTES:-GUARD_BYTES].view(dtype).reshape(shape)
     launch(plan, left, weight, out_dtype, None, None, out.data.ptr, 0)
+    return out, memory[:GUARD_BYTES], memory[-GUARD_BYTES:]
+
+
+def check_tile(what, a, b, tile, out_dtype="float32"):
+    out, *sides = run_tile(a, b, tile, out_dtype)
     assert_close(f"{what} {tile} {out_dtype}", out, *expected(a, b), out_dtype)
-    for side in (memory[:GUARD_BYTES], memory[-GUARD_BYTES:]):
+    for side in sides:
         assert bool((side == 0xFF).all()), f"{what} {tile} {out_dtype}: writes outside of the result"
 
 

@@ -1,6 +1,7 @@
-"""A few small products by every kernel, for compute-sanitizer: python tests/cuda/sanitized_products.py
+"""A few small products by every kernel, for compute-sanitizer: python tests/cuda/sanitized_products.py [--unjudged]
 
-Several stages of k, tails in every direction, k in parts, odd addresses. Prints how many products it made.
+Several stages of k, tails in every direction, k in parts, odd addresses. Prints how many products it made. Unjudged, it
+only launches them: under the tool, the fp64 products that judge them would take most of the time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
-def main() -> None:
+def main(judged: bool) -> None:
     from tests.cuda import gemm_cases as cases
 
     rng, made = np.random.default_rng(22), 0
@@ -24,12 +25,17 @@ def main() -> None:
                 a = cases.activations(rng, m, k, kind, **({"offset": offset} if kind == "nvfp4" else {}))
                 for kernel, form in cases.ways():
                     if cases.takes(kernel, m):
-                        cases.check(f"{kind} m={m} n={n}", a, b, kernel, form)
+                        if judged:
+                            cases.check(f"{kind} m={m} n={n}", a, b, kernel, form)
+                        else:
+                            cases.run(a, b, kernel, form)
                         made += 1
-    print(f"{made + hopper_tiles(cases, rng)} products")
+    made += hopper_tiles(cases, rng, judged)
+    cases.cupy().cuda.Device().synchronize()
+    print(f"{made} products")
 
 
-def hopper_tiles(cases, rng) -> int:
+def hopper_tiles(cases, rng, judged: bool) -> int:
     """Forms that selection does not take for such small products: clusters of every kind, tiles of several workers.
 
     k with and without a chunk that is not whole; results that leave as they lie and transposed; and more pieces of work
@@ -71,10 +77,13 @@ def hopper_tiles(cases, rng) -> int:
     for tile, m, n, k, out_dtype in products:
         for kind in ("nvfp4",) if getattr(tile, "decodes", False) else ("bfloat16", "nvfp4"):
             a = cases.activations(rng, m, k, kind)
-            cases.check_tile(f"{kind} m={m} n={n} k={k}", a, weights[n, k], tile, out_dtype)
+            if judged:
+                cases.check_tile(f"{kind} m={m} n={n} k={k}", a, weights[n, k], tile, out_dtype)
+            else:
+                cases.run_tile(a, weights[n, k], tile, out_dtype)
             made += 1
     return made
 
 
 if __name__ == "__main__":
-    main()
+    main(judged="--unjudged" not in sys.argv)
