@@ -8,7 +8,7 @@ from fp4rt import api
 from fp4rt.format import BLOCK, CODES_PER_BYTE
 from fp4rt.layout import LAYOUTS, ScaleLayout, block_columns
 from fp4rt.tensor import QuantizedTensor
-from fp4rt.torch.ops import check_one_device
+from fp4rt.torch.dispatch import check_one_device
 
 __all__ = ["GEMM_BACKENDS", "PACKED", "SCALES", "check_count", "check_mm", "multiply", "one"]
 
